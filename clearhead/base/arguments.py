@@ -276,16 +276,17 @@ class Answers(Protocol[AnswerT_co]):
 AnswersT = TypeVar("AnswersT", bound=Answers[Any])
 
 
-def window_sizes(batch_size: int | None = None) -> Iterator[int]:
+def window_sizes(batch_size: int | None = None, largest: int = LARGEST_WINDOW) -> Iterator[int]:
     """Yield the sizes of the groups in which texts of an iterator are answered: small at first, for early answers.
 
     Args:
         batch_size: the maximum batch size; a group has at least this size. None means 1.
+        largest: the number of texts to which groups grow.
     """
     size = FIRST_WINDOW
     while True:
         yield max(size, batch_size or 1)
-        size = min(2 * size, LARGEST_WINDOW)
+        size = min(2 * size, largest)
 
 
 def answer_each(
@@ -295,6 +296,7 @@ def answer_each(
     form: TextForm | None = None,
     is_paired: bool = False,
     batch_size: int | None = None,
+    largest: int = LARGEST_WINDOW,
 ) -> AnswersT | Any:
     """Return one answer for one text, several answers for several texts, or an iterator of answers for an iterator.
 
@@ -304,6 +306,7 @@ def answer_each(
         form: another allowed form of a text besides a string, such as "a pair of texts". None means strings only.
         is_paired: True if a tuple of strings is one text (a pair), not several texts.
         batch_size: the maximum batch size, for iterators. None means the default.
+        largest: the argument `largest` of `window_sizes`, for iterators.
 
     Raises:
         InputError: the argument is neither a text nor several texts.
@@ -327,7 +330,7 @@ def answer_each(
         from clearhead.base.hooks import naming_texts  # imports torch, which a command needs only when it reads texts
 
         before = 0
-        for size in window_sizes(batch_size):
+        for size in window_sizes(batch_size, largest):
             window = check_each(list(islice(rest, size)), before + 1)
             if not window:
                 return

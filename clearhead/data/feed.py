@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, pairwise
 from queue import SimpleQueue
@@ -33,6 +32,12 @@ KeyT = TypeVar("KeyT")
 BatchT = TypeVar("BatchT")
 DeviceBatchT = TypeVar("DeviceBatchT", bound=DeviceBatch)
 CountedT = TypeVar("CountedT", bound=CountedBatch)
+
+KeyedBatches = Iterator[tuple[KeyT, DeviceBatchT]]
+Run = Callable[[KeyT, DeviceBatchT], Sequence[Tensor]]
+_Group = list[tuple[KeyT, Sequence[Tensor]]]
+# A batch, the event of its copy, the position of the source after it, and its number of batches per epoch.
+_Sent = tuple[CountedT, torch.cuda.Event | None, dict[str, Any], int]
 
 
 class Ahead(Generic[ItemT]):
@@ -145,15 +150,17 @@ class DeviceCopies:
                 tensor.record_stream(stream)
         return batch
 
+    def fetch(self, group: _Group[KeyT]) -> tuple[_Group[KeyT], torch.cuda.Event | None]:
+        """Start to copy results to pinned memory; return them on the CPU, and the event after which they are valid."""
+        if self._stream is None:
+            return group, None
 
-@dataclass(frozen=True)
-class _SentBatch(Generic[BatchT]):
-    """A batch on the device, the event of its copy, and the position of the source after it."""
+        def copy(result: Tensor) -> Tensor:
+            pinned = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
+            return pinned.copy_(result, non_blocking=True)
 
-    batch: BatchT
-    copied: torch.cuda.Event | None
-    state: dict[str, Any]
-    batches_per_epoch: int
+        copies: _Group[KeyT] = [(key, [*map(copy, results)]) for key, results in group]
+        return copies, torch.cuda.current_stream(self.device).record_event()
 
 
 class Prepared(Generic[CountedT]):
@@ -171,7 +178,7 @@ class Prepared(Generic[CountedT]):
     def __init__(self, batches: Batches[CountedT], device: torch.device, ahead: int = _AHEAD) -> None:
         self._batches, self._ahead = batches, ahead
         self._copies = DeviceCopies(device)
-        self._feed: Ahead[_SentBatch[CountedT]] | None = None
+        self._feed: Ahead[_Sent[CountedT]] | None = None
         self._is_behind = False
         self._state, self._batches_per_epoch = batches.state(), batches.batches_per_epoch
 
@@ -191,9 +198,9 @@ class Prepared(Generic[CountedT]):
             if self._feed is None:
                 self._go_back()
                 self._feed = Ahead(partial(_make, self._batches, self._copies), self._ahead)
-            sent = next(self._feed)
-            batch = self._copies.receive(sent.batch, sent.copied)
-            self._state, self._batches_per_epoch = sent.state, sent.batches_per_epoch
+            sent, copied, state, per_epoch = next(self._feed)
+            batch = self._copies.receive(sent, copied)
+            self._state, self._batches_per_epoch = state, per_epoch
         except BaseException:  # also a signal, which may have interrupted the wait
             self.close()
             raise
@@ -228,10 +235,9 @@ class Prepared(Generic[CountedT]):
             self._is_behind = False
 
 
-def _make(batches: Batches[CountedT], copies: DeviceCopies) -> _SentBatch[CountedT]:
-    """Make the next batch of the source, and start its copy."""
-    batch, copied = copies.send(next(batches))
-    return _SentBatch(batch, copied, batches.state(), batches.batches_per_epoch)
+def _make(batches: Batches[CountedT], copies: DeviceCopies) -> _Sent[CountedT]:
+    """Make the next batch of the source, start its copy, and return both with the position of the source after it."""
+    return *copies.send(next(batches)), batches.state(), batches.batches_per_epoch
 
 
 def computes_late(device: torch.device) -> bool:
@@ -240,9 +246,7 @@ def computes_late(device: torch.device) -> bool:
 
 
 def compute_each(
-    batches: Iterator[tuple[KeyT, DeviceBatchT]],
-    run: Callable[[KeyT, DeviceBatchT], Sequence[Tensor]],
-    device: torch.device,
+    batches: KeyedBatches[KeyT, DeviceBatchT], run: Run[KeyT, DeviceBatchT], device: torch.device
 ) -> Iterator[tuple[KeyT, Sequence[Tensor]]]:
     """Run a function on batches, and yield the key and the results of each batch, on the CPU and in order.
 
@@ -258,73 +262,28 @@ def compute_each(
         for key, batch in batches:
             yield key, [result.cpu() for result in run(key, batch.to(device))]
         return
-    groups: Iterator[tuple[list[tuple[KeyT, int]], HostCopy] | None] = _compute_groups(batches, run, device)
     # The host waits for a group after the next one was launched, so that the device is never idle.
-    for group, _ in pairwise(chain(groups, [None])):
-        assert group is not None, "only the last group is None"
-        results = iter(group[1].wait())
-        for key, count in group[0]:
-            yield key, [*islice(results, count)]
+    for (group, copied), _ in pairwise(chain(_launch(batches, run, DeviceCopies(device)), [([], None)])):
+        if copied is not None:
+            copied.synchronize()
+        yield from group
 
 
-def _compute_groups(
-    batches: Iterator[tuple[KeyT, DeviceBatchT]],
-    run: Callable[[KeyT, DeviceBatchT], Sequence[Tensor]],
-    device: torch.device,
-) -> Iterator[tuple[list[tuple[KeyT, int]], HostCopy]]:
-    """Launch the computation of all batches, and yield groups: keys with numbers of results, and the results' copy."""
-    copies = DeviceCopies(device)
-    keys, waiting = list[tuple[KeyT, int]](), list[Tensor]()
-    for key, batch, copied in _send_each(batches, copies):
-        results = run(key, copies.receive(batch, copied))
-        keys.append((key, len(results)))
-        waiting += results
-        if sum(result.numel() for result in waiting) >= _MOST_WAITING:
-            yield keys, HostCopy(waiting)
-            keys, waiting = [], []
-    if keys:
-        yield keys, HostCopy(waiting)
+def _launch(
+    batches: KeyedBatches[KeyT, DeviceBatchT], run: Run[KeyT, DeviceBatchT], copies: DeviceCopies
+) -> Iterator[tuple[_Group[KeyT], torch.cuda.Event | None]]:
+    """Launch the computation of all batches; yield groups of results for the CPU, and the events of their copies."""
+    waiting: _Group[KeyT] = []
+    for key, batch, copied in _make_ahead((key, *copies.send(batch)) for key, batch in batches):
+        waiting.append((key, run(key, copies.receive(batch, copied))))
+        if sum(result.numel() for _, results in waiting for result in results) >= _MOST_WAITING:
+            yield copies.fetch(waiting)
+            waiting = []
+    yield copies.fetch(waiting)
 
 
-def _send_each(
-    batches: Iterator[tuple[KeyT, DeviceBatchT]], copies: DeviceCopies
-) -> Iterator[tuple[KeyT, DeviceBatchT, torch.cuda.Event | None]]:
-    """Yield batches on the device, with the event of their copy; a thread makes all but the first."""
-    sent = ((key, *copies.send(batch)) for key, batch in batches)
-    yield from islice(sent, 1)
-    feed = Ahead(sent.__next__)
-    try:
-        yield from feed
-    finally:
-        feed.close()
-
-
-class HostCopy:
-    """Copy of tensors of one device to the CPU that has started: one copy for each dtype, into pinned memory.
-
-    Args:
-        tensors: the tensors, at least one.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._shapes = [(tensor.dtype, tensor.shape) for tensor in tensors]
-        by_dtype = defaultdict[torch.dtype, list[Tensor]](list)
-        for tensor in tensors:
-            by_dtype[tensor.dtype].append(tensor.flatten())
-        self._flat: dict[torch.dtype, Tensor] = {}
-        for dtype, group in by_dtype.items():
-            joined = torch.cat(group)
-            pinned = torch.empty(joined.shape, dtype=dtype, pin_memory=joined.is_cuda)
-            self._flat[dtype] = pinned.copy_(joined, non_blocking=True)
-        device = tensors[0].device
-        self._copied = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
-
-    def wait(self) -> list[Tensor]:
-        """Return the tensors on the CPU, after the end of the copy."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        sizes = defaultdict[torch.dtype, list[int]](list)
-        for dtype, shape in self._shapes:
-            sizes[dtype].append(shape.numel())
-        pieces = {dtype: iter(flat.split(sizes[dtype])) for dtype, flat in self._flat.items()}
-        return [next(pieces[dtype]).view(shape) for dtype, shape in self._shapes]
+def _make_ahead(items: Iterator[ItemT]) -> Iterator[ItemT]:
+    """Yield items that a thread makes, but for the first: it is not delayed by the start of the thread."""
+    yield from islice(items, 1)
+    with closing(Ahead(items.__next__)) as rest:
+        yield from rest

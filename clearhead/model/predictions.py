@@ -18,6 +18,7 @@ from clearhead.tasks.classify.use import Classification, classify
 from clearhead.tasks.embed.use import check_vectors, embed
 from clearhead.tasks.fill.use import Filled
 from clearhead.tasks.fill.use import fill as fill_blanks
+from clearhead.tasks.outputs import texts_together
 from clearhead.tasks.tag.use import Entity, tag
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
@@ -65,6 +66,7 @@ class Predictions:
             form=PAIR,
             is_paired=bool(self.task.is_paired),
             batch_size=batch_size,
+            largest=texts_together(self.module),
         )
 
     @overload
@@ -99,7 +101,7 @@ class Predictions:
         def fill_all(texts: list[str]) -> list[list[list[Filled]]]:
             return fill_blanks(tree, self.tokenizer, texts, top_k=top_k, max_length=longest, batch_size=batch_size)
 
-        return answer_each(texts, fill_all, batch_size=batch_size)
+        return answer_each(texts, fill_all, batch_size=batch_size, largest=texts_together(tree))
 
     @overload
     def classify(self, texts: str, *, batch_size: int | None = None) -> Classification: ...
@@ -132,6 +134,7 @@ class Predictions:
             form=PAIR,
             is_paired=bool(self.task.is_paired),
             batch_size=batch_size,
+            largest=texts_together(self.module),
         )
 
     @overload
@@ -161,6 +164,7 @@ class Predictions:
             lambda texts: tag(tree, self.tokenizer, self.task, texts, batch_size=batch_size),
             form="a list of words",
             batch_size=batch_size,
+            largest=texts_together(self.module),
         )
 
     @overload
@@ -194,6 +198,7 @@ class Predictions:
             lambda texts: embed(tree, self.tokenizer, texts, prompt=self.task.prompt, **options),
             form=PAIR,
             batch_size=batch_size,
+            largest=texts_together(self.module),
         )
 
     def answer(

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 from torch import Tensor
 
-from clearhead.base.arguments import count_from
+from clearhead.base.arguments import LARGEST_WINDOW, count_from
 from clearhead.base.errors import InputError, RunFailure, nth_text, renaming
 from clearhead.base.hooks import is_watching, naming_texts
 from clearhead.core import Transformer
@@ -133,6 +133,11 @@ class TextBlock:
 BlockT = TypeVar("BlockT", bound=TextBlock)
 
 
+def texts_together(module: Transformer) -> int:
+    """Return the number of texts of a file or an iterator that are predicted together: more on a GPU, in blocks."""
+    return 2 * BLOCK if computes_late(device_of(module)) else LARGEST_WINDOW
+
+
 def block_starts(count: int, module: Transformer) -> range:
     """Return the first text of each block of texts that are tokenized together; the step is the size of a block.
 
@@ -207,8 +212,9 @@ def pooled_outputs(
         sides: the ids of single texts, or of both texts of pairs.
         width: the width of an output vector.
     """
-    sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
-    return _pool_blocks(module, collator, [TextBlock(sides, range(len(sides[0])))], len(sides[0]), width=width, **sizes)
+    block = TextBlock(sides, range(len(sides[0])))
+    outputs = batch_outputs(module, collator, [block], batch_size=batch_size, batch_tokens=batch_tokens)
+    return _put_in_order(outputs, len(sides[0]), width)
 
 
 def pooled_text_outputs(
@@ -246,23 +252,18 @@ def pooled_text_outputs(
             yield TextBlock(sides, range(start, start + len(sides[0])))
 
     sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
-    outputs_ND = _pool_blocks(module, collator, encode_blocks(), len(texts), width=width, **sizes)
+    outputs = batch_outputs(module, collator, encode_blocks(), total=len(texts), **sizes)
+    outputs_ND = _put_in_order(outputs, len(texts), width)
     warn_of_long_texts(int(is_cut_N.sum()), max_length)
     return outputs_ND, is_cut_N
 
 
-def _pool_blocks(
-    module: Transformer,
-    collator: InputCollator,
-    blocks: Iterable[TextBlock],
-    total: int,
-    *,
-    width: int,
-    **sizes: int | None,
+def _put_in_order(
+    outputs: Iterable[tuple[TextBlock, list[int], Tensor]], count: int, width: int
 ) -> Float[Tensor, "texts width"]:
-    """Return the output vectors of all texts of some blocks, in order."""
-    outputs_ND = torch.zeros(total, width)
-    for block, rows, out_BD in batch_outputs(module, collator, blocks, total=total, **sizes):
+    """Return the output vectors of `count` texts in the order of the texts, from the batches of `batch_outputs`."""
+    outputs_ND = torch.zeros(count, width)
+    for block, rows, out_BD in outputs:
         outputs_ND[[block.numbers[row] for row in rows]] = out_BD
     return outputs_ND
 

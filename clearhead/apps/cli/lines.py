@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from clearhead.apps.cli.console import LINE_ENDS, MessageDisplay
 from clearhead.apps.cli.outputs import EXPLICIT, STANDARD_INPUT, AnswerFile, FileShare, OutputOptions
 from clearhead.apps.cli.progress import Bar, pause_idle_time, show_counts
-from clearhead.base.arguments import window_sizes
+from clearhead.base.arguments import LARGEST_WINDOW, window_sizes
 from clearhead.base.errors import InputError, MessageReference, renaming
 from clearhead.base.files import binary_file_error
 from clearhead.base.progress import Counted, use_display
@@ -134,9 +134,9 @@ class TextInput:
         count_before = cache(partial(count_lines_before, file, span.start))
         return cls(name_of(file), [chain(head, lines)], total, is_estimate, count_before)
 
-    def windows(self, batch_size: int | None) -> Iterator[list[tuple[int, str]]]:
+    def windows(self, batch_size: int | None, largest: int) -> Iterator[list[tuple[int, str]]]:
         """Yield groups of lines to answer together: those that have arrived, without waiting for more."""
-        sizes, position = window_sizes(batch_size), 1
+        sizes, position = window_sizes(batch_size, largest), 1
         for block in self.blocks:
             lines = iter(block)
             while window := list(enumerate(islice(lines, next(sizes)), start=position)):
@@ -151,6 +151,7 @@ def answer_lines(
     *,
     batch_size: int | None,
     paired: bool = False,
+    largest: int = LARGEST_WINDOW,
 ) -> None:
     """Compute an answer for every line, and show the answers in order as they become available.
 
@@ -163,13 +164,14 @@ def answer_lines(
         show: function that prints an answer, called in order with each line and its answer; None for an empty line.
         batch_size: the maximum number of texts in a batch. None means that a token budget decides.
         paired: True if each line holds two texts with a tab between them.
+        largest: the maximum number of lines that are answered together.
 
     Raises:
         InputError: the input is unusable, or a text cannot be answered.
     """
     output = lines.output
     with _show_progress(lines) as bar, _open_output(output) as (num_written, printing):
-        for window in lines.windows(batch_size):
+        for window in lines.windows(batch_size, largest):
             last = window[-1][0]
             if last <= num_written:
                 bar.skip(last)

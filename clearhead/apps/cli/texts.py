@@ -73,10 +73,13 @@ class LineCall:
         explain_rounding(model, self.lines.output)
         return model
 
-    def write_answers(self, answer: Callable[[list[Any]], Iterable[Any]], show: Callable[[Any], Shown]) -> None:
+    def write_answers(
+        self, model: Model, answer: Callable[[list[Any]], Iterable[Any]], show: Callable[[Any], Shown]
+    ) -> None:
         """Compute an answer for every input line, and write it.
 
         Args:
+            model: the model.
             answer: function that answers a list of texts or pairs.
             show: function that returns the JSON values and the line of an answer; None for an empty line.
         """
@@ -85,7 +88,19 @@ class LineCall:
             record, text = show(value)
             print_either(self.as_json, {**line.record(), **record}, text)
 
-        answer_lines(self.lines, answer, write, batch_size=self.compute.batch_size, paired=self.pair)
+        self.answer_lines(model, answer, write)
+
+    def answer_lines(
+        self,
+        model: Model,
+        answer: Callable[[list[Any]], Iterable[Any]],
+        show: Callable[[InputLine, Any], None],
+    ) -> None:
+        """Compute an answer for every input line, and show it with its line; see `answer_lines`."""
+        from clearhead.tasks.outputs import texts_together
+
+        largest, size = texts_together(model.module), self.compute.batch_size
+        answer_lines(self.lines, answer, show, batch_size=size, paired=self.pair, largest=largest)
 
 
 @takes_compute_options
@@ -113,7 +128,7 @@ def classify(
     """
     call = LineCall(ref, TextInput.of(file, answers), as_json, compute, pair)
     model = call.load_model()
-    call.write_answers(lambda texts: model.classify(texts, batch_size=compute.batch_size), _show_classification)
+    call.write_answers(model, lambda texts: model.classify(texts, batch_size=compute.batch_size), _show_classification)
 
 
 def _show_classification(answer: Classification | None) -> Shown:
@@ -153,7 +168,7 @@ def tag(
     """
     call = LineCall(ref, TextInput.of(file, answers), as_json, compute)
     model = call.load_model()
-    call.write_answers(lambda texts: model.tag(texts, batch_size=compute.batch_size), _show_entities)
+    call.write_answers(model, lambda texts: model.tag(texts, batch_size=compute.batch_size), _show_entities)
 
 
 def _show_entities(answer: list[Entity] | None) -> Shown:
@@ -194,7 +209,7 @@ def fill(
     lines = TextInput.of(file or STANDARD_INPUT, answers) if text == "-" else TextInput(None, [[text]], 1)
     call = LineCall(ref, lines, as_json, compute)
     model = call.load_model()
-    call.write_answers(lambda texts: model.fill(texts, top_k=top_k, batch_size=compute.batch_size), _show_blanks)
+    call.write_answers(model, lambda texts: model.fill(texts, top_k=top_k, batch_size=compute.batch_size), _show_blanks)
 
 
 def _show_blanks(answer: list[list[Filled]] | None) -> Shown:
@@ -258,11 +273,11 @@ def embed(
     call = LineCall(ref, lines, as_json, compute, pair or similarity)
     model = call.load_model()
     if similarity:
-        call.write_answers(lambda pairs: _cosines(model, pairs, compute.batch_size), _show_similarity)
+        call.write_answers(model, lambda pairs: _cosines(model, pairs, compute.batch_size), _show_similarity)
     elif isinstance(lines.output, VectorFile):
         _write_vectors(model, call, lines.output)
     else:
-        call.write_answers(lambda texts: model.embed(texts, batch_size=compute.batch_size), _show_vector)
+        call.write_answers(model, lambda texts: model.embed(texts, batch_size=compute.batch_size), _show_vector)
 
 
 def _show_vector(vector: ndarray | None) -> Shown:
@@ -301,7 +316,7 @@ def _write_vectors(model: Model, call: LineCall, output: VectorFile) -> None:
         output.add(vector)
 
     output.width, size = vector_width(model.tree), call.compute.batch_size
-    answer_lines(call.lines, lambda texts: model.embed(texts, batch_size=size), add, batch_size=size, paired=call.pair)
+    call.answer_lines(model, lambda texts: model.embed(texts, batch_size=size), add)
 
 
 def _check_embed_options(output: Path | None, pair: bool, similarity: bool) -> None:
@@ -355,15 +370,13 @@ def answer(
     between them. Each line of --json is then {"index", "text", "pair", "answers"}, where "text" is the question.
     """
 
-    def find(question: str, text: str) -> list[Answer]:
-        return model.answer(question, text, top_k=top_k, allow_no_answer=no_answer, batch_size=compute.batch_size)
-
+    options: dict[str, Any] = {"top_k": top_k, "allow_no_answer": no_answer, "batch_size": compute.batch_size}
     if file is not None:
         if question is not None or context is not None or context_file is not None:
             raise InputError("--file has questions and contexts: leave out --question, --context and --context-file")
         call = LineCall(ref, TextInput.of(file, answers), as_json, compute, pair=True)
         model = call.load_model()
-        call.write_answers(partial(_answer_each, find), _show_answers)
+        call.write_answers(model, partial(_answer_each, model, options), _show_answers)
         return
     answers.refuse_unused("without --file")
     if question is None:
@@ -371,22 +384,24 @@ def answer(
     text = _read_context(context, context_file)
     model = compute.load_model(ref)
     with show_counts("windows"):
-        spans = find(question, text)
+        spans = model.answer(question, text, **options)
     lines = (_show_answers([span])[1] for span in spans)
     print_either(as_json, {"question": question, **_show_answers(spans)[0]}, *lines)
 
 
-def _answer_each(find: Callable[[str, str], list[Answer]], pairs: list[tuple[str, str]]) -> list[list[Answer]]:
+def _answer_each(model: Model, options: dict[str, Any], pairs: list[tuple[str, str]]) -> list[list[Answer]]:
     """Return the answers to each question of a list of (question, context) pairs.
 
     Raises:
         InputError: a question or context is empty; the message names the pair.
     """
+    from clearhead.tasks.answer.use import answer_pairs
+
     for number, pair in enumerate(pairs, start=1):
         for name, text in zip(("question", "context"), pair, strict=True):
             if not text.strip():
                 raise InputError(nth_text(number, name) + " is empty")
-    return [find(*pair) for pair in pairs]
+    return answer_pairs(model.tree, model.tokenizer, model.task, pairs, **options)
 
 
 def _show_answers(answers: list[Answer] | None) -> Shown:
@@ -431,7 +446,7 @@ def predict(
     """
     call = LineCall(ref, TextInput.of(file, answers), as_json, compute, pair)
     model = call.load_model()
-    call.write_answers(lambda texts: model.predict(texts, batch_size=compute.batch_size), _show_prediction)
+    call.write_answers(model, lambda texts: model.predict(texts, batch_size=compute.batch_size), _show_prediction)
 
 
 def _show_prediction(answer: Any) -> Shown:

@@ -9,7 +9,7 @@ import math
 import re
 import string
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -19,12 +19,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.base.errors import InputError, argument
-from clearhead.base.hooks import naming_texts
+from clearhead.base.hooks import is_watching, naming_texts
 from clearhead.base.printing import Printed
 from clearhead.base.progress import message
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
+from clearhead.data.feed import computes_late
 from clearhead.data.stores.store import Store
+from clearhead.generate.batching import device_of
 from clearhead.generate.scoring.result import Measures
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.answer.data import DATA
@@ -46,6 +48,11 @@ from clearhead.text.tokenizer import Tokenizer
 
 # The longest answer, in tokens, if the task record does not contain the length of the training answers.
 MAX_ANSWER_TOKENS = 15
+# The number of questions whose windows a GPU reads together.
+_PAIRS = 256
+
+WindowScores = tuple[int, Float[Tensor, " tokens"], Float[Tensor, " tokens"]]
+"""The number of a window, and the log-probabilities that the answer starts and that it ends at each token."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,11 +73,22 @@ class Answer(Printed):
 
 
 def answer(
+    module: Transformer, tokenizer: Tokenizer, record: TaskRecord, question: str, context: str, **options: Any
+) -> list[Answer]:
+    """Return the spans of a context that answer a question, best first.
+
+    Args:
+        module, tokenizer, record, options: the arguments of `answer_pairs`.
+        question, context: the two texts, not empty.
+    """
+    return answer_pairs(module, tokenizer, record, [(question, context)], **options)[0]
+
+
+def answer_pairs(
     module: Transformer,
     tokenizer: Tokenizer,
     record: TaskRecord,
-    question: str,
-    context: str,
+    pairs: Sequence[tuple[str, str]],
     *,
     top_k: int = 1,
     allow_no_answer: bool = False,
@@ -78,17 +96,17 @@ def answer(
     doc_stride: int | None = None,
     align_to_words: bool = False,
     batch_size: int | None = None,
-) -> list[Answer]:
-    """Return the spans of a context that answer a question, best first.
+) -> list[list[Answer]]:
+    """Return, for each pair of a question and a context, the spans of the context that answer it, best first.
 
-    A context that is longer than the model's window is read in overlapping windows.
+    A context that is longer than the model's window is read in overlapping windows. On a GPU the windows of many pairs
+    are read together, elsewhere those of one pair.
 
     Args:
-        module: a model whose head scores each token as start and as end of an answer. It runs in evaluation mode, and
-            its mode is restored.
+        module: a model whose head scores each token as start and as end of an answer; it runs in evaluation mode.
         tokenizer: the tokenizer of the model.
         record: the task record of the model.
-        question, context: the two texts, not empty.
+        pairs: the questions and contexts, not empty.
         top_k: the number of answers; a short context has fewer.
         allow_no_answer: True to allow "no answer" as an answer.
         max_tokens: the maximum number of tokens in an answer; None means the longest training answer, or 15 if unknown.
@@ -107,41 +125,53 @@ def answer(
     for name, count in (("top_k", top_k), ("max_tokens", max_tokens)):
         if count < 1:
             raise InputError(argument(name) + f" must be at least 1, got {count}")
-    question_ids, ids, spans = _encode(tokenizer, question, context)
-    longest, num_special = window_length(module, record), collator.special_tokens.num_added(paired=True)
-    windows = context_windows(len(question_ids), len(ids), longest=longest, num_special=num_special, overlap=doc_stride)
     if allow_no_answer:
         check_no_answer(collator)
-    words = tokenizer.split_words(context[:MOST_CHARACTERS]) if align_to_words else None
-    candidates = _Candidates(context, spans, words)
-    texts = [ids[window.start : window.stop] for window in windows]
-    with naming_texts([0] * len(windows), are_rows=False):
-        scored = [*window_scores(module, collator, [question_ids] * len(windows), texts, batch_size=batch_size)]
-    no_answer = _score_windows(candidates, windows, scored, top_k, max_tokens)
+    sizes = {"longest": window_length(module, record), "num_special": collator.special_tokens.num_added(paired=True)}
+    windows_of = partial(context_windows, **sizes, overlap=doc_stride)
+    results = list[list[Answer]]()
+    size = _PAIRS if computes_late(device_of(module)) and not is_watching() else 1
+    for start in range(0, len(pairs), size):
+        group = [_encode(tokenizer, *pair, windows_of) for pair in pairs[start : start + size]]
+        owners = [number for number, pair in enumerate(group) for _ in pair.windows]
+        texts = [pair.ids[window.start : window.stop] for pair in group for window in pair.windows]
+        questions = [group[number].question for number in owners]
+        with naming_texts([start + number for number in owners], are_rows=False):
+            scores = iter(sorted(window_scores(module, collator, questions, texts, batch_size=batch_size)))
+        for pair in group:
+            words = tokenizer.split_words(pair.context[:MOST_CHARACTERS]) if align_to_words else None
+            candidates = _Candidates(pair.context, pair.spans, words)
+            scored = zip(pair.windows, scores, strict=False)
+            results.append(_best_answers(candidates, scored, top_k, max_tokens, allow_no_answer))
+    return results
+
+
+def _best_answers(
+    candidates: _Candidates,
+    scored: Iterable[tuple[range, WindowScores]],
+    top_k: int,
+    max_tokens: int,
+    allow_no_answer: bool,
+) -> list[Answer]:
+    """Add the best spans of each window to the candidates, and return the best answers.
+
+    Args:
+        candidates: the candidates of the context.
+        scored: the windows and their scores, in the order of the context: the first of equal texts gives the span.
+        top_k, max_tokens, allow_no_answer: the arguments of `answer_pairs`.
+    """
+    # Whole words merge candidates, so that more of them are needed.
+    num_candidates = top_k if candidates.words is None else 2 * top_k + 10
+    no_answer = 1.0
+    for window, (_, starts, ends) in scored:
+        starts, ends = starts.exp(), ends.exp()
+        no_answer = min(no_answer, float(starts[0] * ends[0]))
+        for first, last, score in best_spans(starts[1:], ends[1:], num_candidates, max_tokens):
+            candidates.add(window, first, last, score)
     answers = [*candidates.answers.values()]
     if allow_no_answer:
         answers.append(Answer("", no_answer, 0, 0))
     return sorted(answers, key=lambda answer: (-answer.score, answer.start, answer.end))[:top_k]
-
-
-def _score_windows(
-    candidates: _Candidates,
-    windows: Sequence[range],
-    scored: Sequence[tuple[int, Float[Tensor, " tokens"], Float[Tensor, " tokens"]]],
-    top_k: int,
-    max_tokens: int,
-) -> float:
-    """Add the best spans of each window to the candidates, and return the score of "no answer"."""
-    # Whole words merge candidates, so that more of them are needed.
-    num_candidates = top_k if candidates.words is None else 2 * top_k + 10
-    no_answer = 1.0
-    # The first of equal texts gives the span, so windows are visited in the order of the context.
-    for row, starts, ends in sorted(scored, key=lambda window: window[0]):
-        starts, ends = starts.exp(), ends.exp()
-        no_answer = min(no_answer, float(starts[0] * ends[0]))
-        for first, last, score in best_spans(starts[1:], ends[1:], num_candidates, max_tokens):
-            candidates.add(windows[row], first, last, score)
-    return no_answer
 
 
 @dataclass(frozen=True)
@@ -188,8 +218,26 @@ class _Candidates:
         return token
 
 
-def _encode(tokenizer: Tokenizer, question: str, context: str) -> tuple[list[int], list[int], list[Span]]:
-    """Return the ids of a question, the ids of a context, and the character span of each id of the context.
+@dataclass(frozen=True)
+class _EncodedPair:
+    """Ids of a question, and a context with its ids, the character span of each id, and its windows in ids."""
+
+    question: list[int]
+    context: str
+    ids: list[int]
+    spans: list[Span]
+    windows: Sequence[range]
+
+
+def _encode(
+    tokenizer: Tokenizer, question: str, context: str, windows_of: Callable[[int, int], Sequence[range]]
+) -> _EncodedPair:
+    """Return the ids of a question and of its context.
+
+    Args:
+        tokenizer: the tokenizer of the model.
+        question, context: the texts.
+        windows_of: a function of the numbers of ids of both that returns the windows of the context.
 
     Raises:
         InputError: the question or the context has no token.
@@ -200,7 +248,7 @@ def _encode(tokenizer: Tokenizer, question: str, context: str) -> tuple[list[int
     for name, tokens in (("question", question_ids), ("context", ids)):
         if not tokens:
             raise InputError(f"the {name} is empty; there is nothing to {'ask' if name == 'question' else 'read'}")
-    return question_ids, ids, spans
+    return _EncodedPair(question_ids, context, ids, spans, windows_of(len(question_ids), len(ids)))
 
 
 def answer_collator(module: Transformer, tokenizer: Tokenizer, record: TaskRecord) -> InputCollator:
@@ -252,7 +300,7 @@ def window_scores(
     *,
     batch_size: int | None = None,
     batch_tokens: int | None = None,
-) -> Iterator[tuple[int, Float[Tensor, " tokens"], Float[Tensor, " tokens"]]]:
+) -> Iterator[WindowScores]:
     """Yield, per window, the log-probabilities that the answer starts and that it ends at each token.
 
     Args:
@@ -309,11 +357,8 @@ def best_spans(
 
 def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> list[Answer]:
     """Return the best answer for each pair of a question and a context; see `Model.answer`."""
-    answers = []
-    for number, (question, context) in enumerate(texts):
-        with naming_texts([number], are_rows=False):
-            answers.append(model.answer(question, context, batch_size=batch_size)[0])
-    return answers
+    answers = answer_pairs(model.tree, model.tokenizer, model.task, texts, batch_size=batch_size)
+    return [best[0] for best in answers]
 
 
 def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:
