@@ -304,7 +304,7 @@ def measure(options: argparse.Namespace, folder: str) -> Record:
     for groups in batches:
         left = record.settings["deadline"] - time.time()
         if left < 0.5 * sum(GROUPS[name].seconds for name in groups if name in GROUPS and is_full):
-            names = [case for name in groups for case in GROUPS[name].cases]
+            names = [case for name in groups if name in GROUPS for case in GROUPS[name].cases]
             record.skipped += [f"{name}: too little time is left" for name in names]
             continue
         for case in record.run(groups):
