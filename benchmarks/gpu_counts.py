@@ -33,7 +33,7 @@ LONGEST_FUNCTIONS = 10
 
 @dataclass(frozen=True)
 class WorkCounts:
-    """What some work does, as the profiler of PyTorch reports it.
+    """Launches, reads, copies and kernel time of some work, from the profiler of PyTorch.
 
     Args:
         launches: kernels and graphs that the host starts; on a CPU the operations.
@@ -154,12 +154,12 @@ class PeakMemory:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._before = self._allocated()
+        self._before = self._read_allocated()
         self._resident = 0
 
     def end_preparation(self) -> None:
         """Note the memory that the side keeps, after it was prepared and run once."""
-        self._resident = self._allocated() - self._before
+        self._resident = self._read_allocated() - self._before
 
     def measure(self, run: Run) -> int:
         """Do some work and return the bytes of the side at its peak: what it keeps, and what the work needs."""
@@ -167,10 +167,10 @@ class PeakMemory:
             run()
             return memory()[1]
         torch.cuda.reset_peak_memory_stats(self.device)
-        before = self._allocated()
+        before = self._read_allocated()
         run()
         synchronize(self.device)
         return self._resident + torch.cuda.max_memory_allocated(self.device) - before
 
-    def _allocated(self) -> int:
+    def _read_allocated(self) -> int:
         return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0

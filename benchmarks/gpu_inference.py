@@ -45,11 +45,11 @@ class StepCount:
     def wrap(self, run: Run) -> Run:
         """Return work that resets the number before it runs."""
 
-        def counted() -> None:
+        def run_counted() -> None:
             self.number = 0
             run()
 
-        return counted
+        return run_counted
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def count_steps(count: StepCount) -> Iterator[None]:
 
     before = [(batch_class, batch_class.step) for batch_class in (RunningBatch, SlotBatch)]
     for batch_class, step in before:
-        batch_class.step = _counted_step(step, count)  # type: ignore[method-assign]
+        batch_class.step = _wrap_step(step, count)  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -68,8 +68,8 @@ def count_steps(count: StepCount) -> Iterator[None]:
             batch_class.step = step  # type: ignore[method-assign]
 
 
-def _counted_step(step: Any, count: StepCount) -> Any:
-    def counted(self: Any, *arguments: Any, **keys: Any) -> Any:
+def _wrap_step(step: Any, count: StepCount) -> Any:
+    def run_counted(self: Any, *arguments: Any, **keys: Any) -> Any:
         if count.is_inside:
             return step(self, *arguments, **keys)
         count.number += 1
@@ -79,7 +79,7 @@ def _counted_step(step: Any, count: StepCount) -> Any:
         finally:
             count.is_inside = False
 
-    return counted
+    return run_counted
 
 
 def is_installed(module: str) -> bool:

@@ -45,7 +45,7 @@ class Case:
 
     Args:
         name: the name of the case.
-        unit: what is counted, such as "tokens".
+        unit: the counted unit, such as "tokens".
         amount: the units of one turn.
         steps: the model steps of one turn.
         limit: the highest possible rate in units per second. None means not known.

@@ -1,4 +1,4 @@
-"""Training, decoding, translation and embedding on one GPU, beside nanoGPT, transformers and sentence-transformers.
+"""Training, decoding, translation and embedding on one GPU, compared with nanoGPT, transformers and sentence-transformers.
 
     python benchmarks/gpu_speed.py --nanogpt ../nanoGPT [--groups decode marian] [--seconds 480] [--slow] [--json]
 
@@ -7,12 +7,14 @@ is not installed is left out and named. Each group of cases runs in its own proc
 the same warm device: three turns after a warm-up, of which the shortest counts. A case for which too little time is
 left is skipped and named; the process of a group ends at the deadline.
 
-The table has for each side: units per second, milliseconds per model step, number of model steps, share of the limit,
-kernels and graphs that the host launches per step, host reads, copies, the share of time in which the GPU works, the
-peak memory, and the seconds until the second run has ended, which load, compile and capture. The ratio of a peer is
-the rate of the fastest clearhead side divided by the peer's. The limit follows from the memory bandwidth and the
+A row of the table is one side. It has units per second, milliseconds per model step, the number of model steps, and
+the share of the limit. The next columns count per step: kernels and graphs that the host launches, host reads, and
+copies. Then follow the share of time in which the GPU works, the peak memory, and the seconds until the second run has
+ended, which include loading, compiling and capturing. The ratio in the row of a peer is the rate of the fastest
+clearhead side divided by the peer's. The limit follows from the memory bandwidth and the
 products of 8,192 x 8,192 matrices, measured in the same run. After the table, cases that miss their target are listed.
---slow adds transformers with a static, compiled cache at batch 1 and 64. --json prints everything as one object.
+The option --slow adds transformers with a static, compiled cache at batch 1 and 64. The option --json prints
+everything as one object.
 
 The ablation shows what the vocabulary, reading the loss at once, copies in the step, the feed and deterministic
 algorithms cost a step. Without a GPU the same code runs on tiny sizes, whose figures mean nothing.
@@ -181,9 +183,9 @@ class Record:
     def run(self, groups: Sequence[str]) -> list[str]:
         """Run groups in one process, until the deadline at the latest; return the names of the reported cases."""
         command = [sys.executable, str(Path(__file__)), "--settings", json.dumps(self.settings | {"groups": groups})]
-        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as messages:
             environment = os.environ if self.settings["is_full"] else {**os.environ, **TINY_ENVIRONMENT}
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, env=environment)
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=messages, text=True, env=environment)
             timer = threading.Timer(max(1.0, self.settings["deadline"] - time.time() + 5), process.kill)
             timer.start()
             assert process.stdout is not None
@@ -191,8 +193,8 @@ class Record:
             process.wait()
             timer.cancel()
             if process.returncode:
-                said.seek(0)
-                lines = said.read().strip().splitlines() or [""]
+                messages.seek(0)
+                lines = messages.read().strip().splitlines() or [""]
                 reason = f"ended with code {process.returncode}: {lines[-1][:LARGEST_LINE]}"
                 self.skipped.append(f"{', '.join(groups)}: {reason}")
         return list(dict.fromkeys(filter(None, reported)))

@@ -1,4 +1,4 @@
-"""Groups of `gpu_speed.py` that train: steps beside nanoGPT, an ablation, the command, and translation."""
+"""Groups of `gpu_speed.py` that train: steps compared with nanoGPT, an ablation, the command, and translation."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ ABLATION_STEPS = 8
 
 
 def measure_steps(bench: Bench, name: str) -> None:
-    """Measure the training step of a decoder, eager and compiled, beside nanoGPT."""
+    """Measure the training step of a decoder, eager and compiled, compared with nanoGPT."""
     size, device = bench.sizes.decoders[name], bench.device.type
     shape = size.rows, size.length
     spec = decoder_spec(size.layers, size.width, size.heads, size.length, size.vocabulary)
