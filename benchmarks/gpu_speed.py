@@ -1,4 +1,4 @@
-"""Training, decoding, translation and embedding on one GPU, compared with nanoGPT, transformers and sentence-transformers.
+"""Speed of training, decoding and embedding on one GPU, compared with nanoGPT, transformers and sentence-transformers.
 
     python benchmarks/gpu_speed.py --nanogpt ../nanoGPT [--groups decode marian] [--seconds 480] [--slow] [--json]
 
@@ -9,10 +9,10 @@ left is skipped and named; the process of a group ends at the deadline.
 
 A row of the table is one side. It has units per second, milliseconds per model step, the number of model steps, and
 the share of the limit. The next columns count per step: kernels and graphs that the host launches, host reads, and
-copies. Then follow the share of time in which the GPU works, the peak memory, and the seconds until the second run has
-ended, which include loading, compiling and capturing. The ratio in the row of a peer is the rate of the fastest
-clearhead side divided by the peer's. The limit follows from the memory bandwidth and the
-products of 8,192 x 8,192 matrices, measured in the same run. After the table, cases that miss their target are listed.
+copies. Then follow the share of time in which the GPU works, the peak memory, and the seconds until the end of the
+second run. These seconds include loading, compiling and capturing. The ratio in the row of a peer is the rate of the
+fastest clearhead side divided by the peer's. The limit follows from the memory bandwidth and the products of 8,192 x
+8,192 matrices, measured in the same run. After the table, cases that miss their target are listed.
 The option --slow adds transformers with a static, compiled cache at batch 1 and 64. The option --json prints
 everything as one object.
 
