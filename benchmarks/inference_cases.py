@@ -25,6 +25,10 @@ class Job:
         tokenizer: the folder of the tokenizer.
         texts: the prompts, sentences to translate, or texts to embed.
         threads: the number of CPU threads.
+        device: the device that runs, as torch.device reads it.
+        count: the number of new tokens after a prompt.
+        top_p: the probability mass to sample from. None means greedy.
+        batch_size: the number of texts that are embedded together. None means the default of the library.
     """
 
     library: str
@@ -35,6 +39,10 @@ class Job:
     tokenizer: str
     texts: list[str]
     threads: int
+    device: str = "cpu"
+    count: int = NEW_TOKENS
+    top_p: float | None = None
+    batch_size: int | None = None
 
     @property
     def name(self) -> str:
@@ -55,7 +63,7 @@ class Job:
     @property
     def new_tokens(self) -> int:
         """Number of new tokens per text."""
-        return {"prompt": 1, "translate": TARGET}.get(self.kind, NEW_TOKENS)
+        return {"prompt": 1, "translate": TARGET}.get(self.kind, self.count)
 
     def work(self) -> int:
         """Return the number of tokens, or of sentences, of one run."""

@@ -39,16 +39,17 @@ def gpt2(folder: Path, tokenizer: Path) -> Path:
     return folder
 
 
-def marian(folder: Path) -> Path:
-    """Write a Marian of 6 + 6 layers and width 512."""
+def marian(folder: Path, layers: int = 6, width: int = 512, heads: int = 8, vocabulary: int = VOCABULARY) -> Path:
+    """Write a Marian with random weights and a trained tokenizer, by default of 6 + 6 layers and width 512."""
     import sentencepiece
     import transformers
 
-    pad = VOCABULARY - 1
+    pad = vocabulary - 1
     config = transformers.MarianConfig(
-        vocab_size=VOCABULARY, d_model=512, encoder_layers=6, decoder_layers=6, encoder_attention_heads=8,
-        decoder_attention_heads=8, encoder_ffn_dim=2048, decoder_ffn_dim=2048, pad_token_id=pad, eos_token_id=0,
-        decoder_start_token_id=pad, forced_eos_token_id=None, decoder_vocab_size=VOCABULARY,
+        vocab_size=vocabulary, d_model=width, encoder_layers=layers, decoder_layers=layers,
+        encoder_attention_heads=heads, decoder_attention_heads=heads, encoder_ffn_dim=4 * width,
+        decoder_ffn_dim=4 * width, pad_token_id=pad, eos_token_id=0, decoder_start_token_id=pad,
+        forced_eos_token_id=None, decoder_vocab_size=vocabulary,
     )  # fmt: skip
     model = transformers.MarianMTModel(config)
     model.generation_config.update(min_new_tokens=TARGET - 1, max_new_tokens=TARGET)
@@ -62,7 +63,7 @@ def marian(folder: Path) -> Path:
     for side in ("source", "target"):
         shutil.copyfile(folder / "source.model", folder / f"{side}.spm")
     pieces = [line.partition("\t")[0] for line in (folder / "source.vocab").read_text("utf-8").splitlines()[3:]]
-    fillers = [f"w{number}" for number in range(VOCABULARY - 3 - len(pieces))]
+    fillers = [f"w{number}" for number in range(vocabulary - 3 - len(pieces))]
     names = ["</s>", "<unk>", *pieces, *fillers, "<pad>"]
     (folder / "vocab.json").write_text(json.dumps({name: index for index, name in enumerate(names)}))
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "MarianTokenizer"}')

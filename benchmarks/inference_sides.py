@@ -25,16 +25,17 @@ def of_clearhead(job: Job) -> Work:
     from clearhead.version import __version__
 
     torch.set_num_threads(job.threads)
-    model = ch.load(job.folder, device="cpu", precision=job.precision)
+    model = ch.load(job.folder, device=job.device, precision=job.precision)
     system = f"{system_of_torch('clearhead', __version__)}, {job.precision}"
     if job.kind == "embed":
-        return Work(partial(model.embed, job.texts), None, system)
+        return Work(partial(model.embed, job.texts, batch_size=job.batch_size), None, system)
     if job.kind == "translate":
         keys = {"beam_size": job.rows_and_beams[1], "max_length": job.new_tokens}
         check_sizes(job, map(model.special_tokens.for_source, model.tokenizers.source.encode_batch(job.texts)))
         return Work(partial(model.translate, job.texts, **keys), translation_by_ids(job, model), system)
     count = job.new_tokens
-    keys = {"max_new_tokens": count, "min_new_tokens": count, "temperature": 0, "batch_size": len(job.texts)}
+    keys: dict[str, Any] = {"max_new_tokens": count, "min_new_tokens": count, "batch_size": len(job.texts)}
+    keys |= {"temperature": 0} if job.top_p is None else {"top_p": job.top_p}
     prompts = model.tokenizers.target.encode_batch(job.texts)
     check_sizes(job, prompts)
     return Work(partial(model.generate, job.texts, **keys), generation_by_ids(prompts, keys, model), system)
@@ -69,6 +70,7 @@ def of_transformers(job: Job) -> Work:
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[job.precision]
     kinds = {"embed": transformers.AutoModel, "translate": transformers.MarianMTModel}
     module = kinds.get(job.kind, transformers.GPT2LMHeadModel).from_pretrained(job.folder, dtype=dtype).eval()
+    module = module.to(job.device)
     tokenizer, system = (
         transformers.AutoTokenizer.from_pretrained(job.tokenizer),
         system_of_torch("transformers", transformers.__version__),
@@ -81,13 +83,17 @@ def of_transformers(job: Job) -> Work:
     check_sizes(job, tokenizer(job.texts).input_ids)
     beams = job.rows_and_beams[1] if job.kind == "translate" else 1
     keys = {"max_new_tokens": job.new_tokens, "min_new_tokens": job.new_tokens, "num_beams": beams, "do_sample": False}
+    if job.top_p is not None:
+        keys |= {"do_sample": True, "top_p": job.top_p, "top_k": 0}
     if job.compiled:
-        # As its guide advises: a static cache has fixed shapes, so that a step is compiled once.
-        module.forward = torch.compile(module.forward)
+        # As its guide advises: a static cache has fixed shapes, so that a step is compiled once. On a GPU `generate`
+        # compiles it.
+        if job.device == "cpu":
+            module.forward = torch.compile(module.forward)
         keys["cache_implementation"] = "static"
 
     def run() -> None:
-        batch = tokenizer(job.texts, padding=True, return_tensors="pt")
+        batch = tokenizer(job.texts, padding=True, return_tensors="pt").to(job.device)
         tokenizer.batch_decode(module.generate(**batch, **keys), skip_special_tokens=True)
 
     return Work(run, None, system)
@@ -99,8 +105,8 @@ def of_sentence_transformers(job: Job) -> Work:
 
     torch.set_num_threads(job.threads)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[job.precision]
-    model = sentence_transformers.SentenceTransformer(job.folder, device="cpu", model_kwargs={"dtype": dtype})
-    keys = {"batch_size": 64, "normalize_embeddings": True, "show_progress_bar": False}
+    model = sentence_transformers.SentenceTransformer(job.folder, device=job.device, model_kwargs={"dtype": dtype})
+    keys = {"batch_size": job.batch_size or 64, "normalize_embeddings": True, "show_progress_bar": False}
     return Work(
         partial(model.encode, job.texts, **keys),
         None,

@@ -108,7 +108,7 @@ def write_checkpoint(shape: Shape, folder: Path) -> Path:
         placed |= dict.fromkeys(tensors, file)
     index = {"metadata": {"total_size": sum(_bytes(sizes) for _, sizes in shape.tensors())}, "weight_map": placed}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    _write_tokenizer(shape.vocabulary, folder)
+    write_tokenizer(shape.vocabulary, folder)
     (folder / "config.json").write_text(json.dumps(shape.config()))
     return folder
 
@@ -125,7 +125,7 @@ def token_names(vocabulary: int) -> list[str]:
     return [*names, *(f"<filler{number}>" for number in range(vocabulary - len(names)))]
 
 
-def _write_tokenizer(vocabulary: int, folder: Path) -> None:
+def write_tokenizer(vocabulary: int, folder: Path) -> None:
     """Write a tokenizer with one token per byte, so that a text of N letters has N tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 

@@ -62,7 +62,13 @@ from clearhead.spec.cost import training_flops
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.tasks.train import token_loss
 from clearhead.tasks.translate.train import collate_pairs
-from clearhead.training.optim.optimizers import build_optimizer, scale_gradients
+from clearhead.training.optim.optimizers import (
+    build_optimizer,
+    gradient_scale,
+    scale_gradients,
+    update_on_device,
+    updates_on_device,
+)
 
 LAYERS, WIDTH, HEADS, INNER, DROPOUT, SMOOTHING, CLIP = 4, 128, 4, 256, 0.3, 0.1, 1.0
 # layers, width, heads, rows, tokens of a row, vocabulary
@@ -146,28 +152,61 @@ def sum_peer_loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
     return loss, batch.num_labels
 
 
-def our_step(spec: ch.spec.Model, precision: str, smoothing: float) -> Step:
-    module = training_tree(ch.build(spec), precision)
+def our_step(
+    spec: ch.spec.Model,
+    precision: str,
+    smoothing: float,
+    device: str = "cpu",
+    *,
+    compiles: bool = False,
+    shape: tuple[int, int] | None = None,
+    reads_loss: bool = False,
+) -> Step:
+    """Return the step of clearhead, which a run takes too.
+
+    Args:
+        spec: the spec of the model.
+        precision: the precision of the matrix products.
+        smoothing: the label smoothing.
+        device: the device that computes.
+        compiles: True to compile the stacks.
+        shape: the rows and the tokens of every batch, for a graph of one shape. None compiles for all shapes.
+        reads_loss: True if the host reads the loss before the backward pass.
+    """
+    module = training_tree(ch.build(spec).to(device), precision)
+    if compiles:
+        from clearhead.fast.training.compiled import FullBatch, compile_tree
+
+        compile_tree(module, full=None if shape is None else FullBatch(*shape, has_mask=False), by_layer=False)
     parameters = list(module.parameters())
     rule = build_optimizer(module, kind="adamw", learning_rate=1e-3, weight_decay=0.0, betas=(0.9, 0.98), eps=1e-9)
+    on_device = updates_on_device(rule, parameters[0].device)
 
     def step(batch: Batch) -> None:
         rule.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, precision == "bf16"):
+        with torch.autocast(device, torch.bfloat16, precision == "bf16"):
             loss, labels = token_loss(module, batch, label_smoothing=smoothing)
+        if reads_loss:
+            loss.item()
         loss.backward()
-        scale_gradients(parameters, 1.0 / labels, max_norm=CLIP)
-        rule.step()
+        if not on_device:
+            scale_gradients(parameters, 1.0 / labels, max_norm=CLIP)
+            rule.step()
+            return
+        norm, divisor = gradient_scale(parameters, 1.0 / labels, max_norm=CLIP)
+        update_on_device(rule, divisor=divisor, has_failed=~norm.isfinite())
 
     return step
 
 
-def plain_step(module: nn.Module, loss_of: Callable[[Batch], Tensor], *, in_bf16: bool, fused: bool) -> Step:
+def plain_step(
+    module: nn.Module, loss_of: Callable[[Batch], Tensor], *, in_bf16: bool, fused: bool, device: str = "cpu"
+) -> Step:
     rule = torch.optim.AdamW(module.parameters(), lr=1e-3, betas=(0.9, 0.98), fused=fused)
 
     def step(batch: Batch) -> None:
         rule.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, in_bf16):
+        with torch.autocast(device, torch.bfloat16, in_bf16):
             loss = loss_of(batch)
         loss.backward()
         nn.utils.clip_grad_norm_(module.parameters(), CLIP)
@@ -176,7 +215,7 @@ def plain_step(module: nn.Module, loss_of: Callable[[Batch], Tensor], *, in_bf16
     return step
 
 
-def translation(args: argparse.Namespace) -> Work:
+def translation(args: argparse.Namespace, layers: int = LAYERS) -> Work:
     source = parallel_files(args.data / "train.en", args.data / "train.de")
     tokenizers = load_or_train_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
     store = prepare_pairs(source, tokenizers, max_length=128, max_ratio=None, training=True)
@@ -184,7 +223,7 @@ def translation(args: argparse.Namespace) -> Work:
     batches = [collate_pairs(store, rows, tokenizers) for rows in plan[: args.steps + 1]]
     vocab = tokenizers.source.vocab_size
     hparams = Hyperparameters(
-        layers=LAYERS, width=WIDTH, heads=HEADS, feedforward=INNER, dropout=DROPOUT, final_norm=True
+        layers=layers, width=WIDTH, heads=HEADS, feedforward=INNER, dropout=DROPOUT, final_norm=True
     )
     spec = build_spec(hparams, source_vocab=vocab, target_vocab=vocab)
     sides = {f"clearhead {name}": partial(our_step, spec, name, SMOOTHING) for name in ("fp32", "bf16")}
@@ -205,37 +244,48 @@ def torch_step(vocab: int, *, in_bf16: bool) -> Step:
 
 def decoder(args: argparse.Namespace) -> Work:
     layers, width, heads, rows, length, vocab = DECODERS[args.work]
-    hparams = Hyperparameters(
-        family="decoder", layers=layers, width=width, heads=heads, activation="gelu", norm_place="pre", dropout=0.0,
-        positions="learned", max_positions=length, bias=False, embedding_scale=1.0, initialization="normal",
-    )  # fmt: skip
-    spec = build_spec(hparams, source_vocab=vocab, target_vocab=vocab)
+    spec = decoder_spec(layers, width, heads, length, vocab)
     sides = {f"clearhead {name}": partial(our_step, spec, name, 0.0) for name in ("fp32", "bf16")}
     if args.nanogpt is not None:
-        sys.path.insert(0, str(args.nanogpt))
-        peer: Any = importlib.import_module("model")
+        peer = load_nanogpt(args.nanogpt)
         config = peer.GPTConfig(
             block_size=length, vocab_size=vocab, n_layer=layers, n_head=heads, n_embd=width, dropout=0.0, bias=False
         )
         for name in ("fp32", "bf16", "bf16 compiled"):
             sides[f"nanoGPT {name}"] = partial(nanogpt_step, peer, config, name)
-    batches = []
-    for _ in range(args.steps + 1):
-        text = torch.randint(0, vocab, (rows, length + 1))
-        batches.append(
-            Batch(
-                ids=text[:, :-1].contiguous(), mask=None, labels=text[:, 1:].contiguous(), rows=np.arange(rows),
-                num_labels=rows * length, num_tokens=rows * length,
-            )
-        )  # fmt: skip
-    return Work(batches, sides, spec)
+    return Work([random_batch(rows, length, vocab) for _ in range(args.steps + 1)], sides, spec)
 
 
-def nanogpt_step(peer: Any, config: Any, name: str) -> Step:
+def decoder_spec(layers: int, width: int, heads: int, length: int, vocab: int) -> ch.spec.Model:
+    """Return the spec of the decoder that nanoGPT's GPT without biases and dropout computes too."""
+    hparams = Hyperparameters(
+        family="decoder", layers=layers, width=width, heads=heads, activation="gelu", norm_place="pre", dropout=0.0,
+        positions="learned", max_positions=length, bias=False, embedding_scale=1.0, initialization="normal",
+    )  # fmt: skip
+    return build_spec(hparams, source_vocab=vocab, target_vocab=vocab)
+
+
+def random_batch(rows: int, length: int, vocab: int) -> Batch:
+    """Return a batch of random text, on the CPU."""
+    text = torch.randint(0, vocab, (rows, length + 1))
+    return Batch(
+        ids=text[:, :-1].contiguous(), mask=None, labels=text[:, 1:].contiguous(), rows=np.arange(rows),
+        num_labels=rows * length, num_tokens=rows * length,
+    )  # fmt: skip
+
+
+def load_nanogpt(folder: Path) -> Any:
+    """Return the module with nanoGPT's model, from a checkout."""
+    sys.path.insert(0, str(folder))
+    return importlib.import_module("model")
+
+
+def nanogpt_step(peer: Any, config: Any, name: str, device: str = "cpu") -> Step:
     with contextlib.redirect_stdout(io.StringIO()):
-        module = peer.GPT(config)
+        module = peer.GPT(config).to(device)
     called = torch.compile(module) if name == "bf16 compiled" else module
-    return plain_step(module, peer_of(called), in_bf16=name != "fp32", fused=name == "bf16 compiled")
+    fused = name == "bf16 compiled" or device != "cpu"
+    return plain_step(module, peer_of(called), in_bf16=name != "fp32", fused=fused, device=device)
 
 
 def peer_of(module: Any) -> Callable[[Batch], Tensor]:
