@@ -64,7 +64,6 @@ class TrainingSteps(Generic[BatchT]):
     Attributes:
         parameters: the trained parameters.
         device: the device of the parameters.
-        reads_late: True if the host reads the loss and the norm of a step after it has launched the next step.
         ema: the exponential average of the weights. None means that the run has none.
         agreed: the stop conditions that all processes agreed on in the last step.
     """
@@ -83,10 +82,10 @@ class TrainingSteps(Generic[BatchT]):
     def __post_init__(self) -> None:
         self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self.device = self.parameters[0].device
-        self.reads_late = updates_on_device(self.optimizer, self.device)
         self.ema = ExponentialAverage(self.module, self.settings.ema) if self.settings.ema is not None else None
         self.agreed = AgreedStop()
-        self._pending = Pending[StepResult]()
+        # None means that the host reads the loss and the norm of a step before the update.
+        self._pending = Pending[StepResult]() if updates_on_device(self.optimizer, self.device) else None
         self._has_failed = torch.zeros((), dtype=torch.bool, device=self.device)
 
     def take(self, step: int) -> list[StepResult]:
@@ -103,7 +102,7 @@ class TrainingSteps(Generic[BatchT]):
         """
         rate = self.set_learning_rate(step)
         losses, sums = self._accumulate_gradients(step)
-        if not self.reads_late:
+        if self._pending is None:
             _add_losses(sums, losses.tolist())
             sums = self._agree(sums)
             self._check_loss(step, sums)
@@ -127,8 +126,8 @@ class TrainingSteps(Generic[BatchT]):
         Raises:
             RunFailure: the loss or the gradient of a step is not finite.
         """
-        results = []
-        for result, (*losses, norm) in self._pending.ready(waits=waits):
+        results = list[StepResult]()
+        for result, (*losses, norm) in self._pending.ready(waits=waits) if self._pending is not None else ():
             sums = StepSums()
             _add_losses(sums, losses)
             joined = StepSums.of(self.processes.all_gather_rows(sums.row()))
