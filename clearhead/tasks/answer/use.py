@@ -73,15 +73,38 @@ class Answer(Printed):
 
 
 def answer(
-    module: Transformer, tokenizer: Tokenizer, record: TaskRecord, question: str, context: str, **options: Any
+    module: Transformer,
+    tokenizer: Tokenizer,
+    record: TaskRecord,
+    question: str,
+    context: str,
+    *,
+    top_k: int = 1,
+    allow_no_answer: bool = False,
+    max_tokens: int | None = None,
+    doc_stride: int | None = None,
+    align_to_words: bool = False,
+    batch_size: int | None = None,
 ) -> list[Answer]:
     """Return the spans of a context that answer a question, best first.
 
     Args:
-        module, tokenizer, record, options: the arguments of `answer_pairs`.
+        module, tokenizer, record: the arguments of `answer_pairs`.
         question, context: the two texts, not empty.
+        top_k, allow_no_answer, max_tokens, doc_stride, align_to_words, batch_size: the arguments of `answer_pairs`.
     """
-    return answer_pairs(module, tokenizer, record, [(question, context)], **options)[0]
+    return answer_pairs(
+        module,
+        tokenizer,
+        record,
+        [(question, context)],
+        top_k=top_k,
+        allow_no_answer=allow_no_answer,
+        max_tokens=max_tokens,
+        doc_stride=doc_stride,
+        align_to_words=align_to_words,
+        batch_size=batch_size,
+    )[0]
 
 
 def answer_pairs(

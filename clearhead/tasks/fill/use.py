@@ -108,12 +108,7 @@ def fill(
             or one that the tokenizer joins with a neighbouring word.
         RunFailure: the model's outputs are not finite.
     """
-    _check_model(module)
-    _mask_id(tokenizer)
-    words = word_boundaries(tokenizer)
-    most = int(words.ordinary.sum())
-    if not 1 <= top_k <= most:
-        raise InputError(argument("top_k") + f" is {top_k}; expected 1 to {most}, the entries that can fill a blank")
+    words = _check_request(module, tokenizer, top_k)
     module, device = in_evaluation(module), device_of(module)
     budget = batch_tokens or (read_tokens(module) if computes_late(device) else _BATCH_TOKENS)
     limit, pad_id = max_input_length(module, max_length), tokenizer.pad_id
@@ -122,29 +117,19 @@ def fill(
     def make_batches() -> Iterator[tuple[list[int], _BlankBatch]]:
         nonlocal num_cut
         for start in starts:
-            for number, text in enumerate(texts[start : start + starts.step], start=start + 1):
-                masked, is_cut = _read_start(text, number, tokenizer, words, limit)
-                masked_texts.append(masked)
-                num_cut += is_cut
-            lengths = [len(masked.ids) for masked in masked_texts[start:]]
+            block = enumerate(texts[start : start + starts.step], start=start + 1)
+            read = [_read_start(text, number, tokenizer, words, limit) for number, text in block]
+            masked_texts.extend(masked for masked, _ in read)
+            num_cut += sum(is_cut for _, is_cut in read)
+            lengths = [len(masked.ids) for masked, _ in read]
             for rows in batches_by_cost(lengths, budget=budget, most_rows=batch_size, before=start, total=len(texts)):
                 batch = [start + row for row in rows]
                 yield batch, _BlankBatch.of([masked_texts[index] for index in batch], pad_id)
 
     ordinary_V = torch.from_numpy(words.ordinary).to(device)
-
-    def run(batch: list[int], blanks: _BlankBatch) -> Sequence[Tensor]:
-        with torch.inference_mode(), naming_texts(batch):
-            return _best_candidates(module, blanks, ordinary_V, top_k)
-
     candidates: list[list[list[Filled]]] = [[] for _ in texts]
-    for batch, (is_finite, *best) in compute_each(make_batches(), run, device):
-        refuse_not_finite(bool(is_finite))
-        sizes = [len(masked_texts[index].places) for index in batch]
-        best_by_text = zip(*(tensor_NK.split(sizes) for tensor_NK in best), strict=True)
-        for index, (probabilities_NK, ids_NK) in zip(batch, best_by_text, strict=True):
-            best_of_text = probabilities_NK.tolist(), ids_NK.tolist()
-            candidates[index] = _answers(texts[index], masked_texts[index], best_of_text, tokenizer, words)
+    for index, best in _best_of_texts(module, make_batches(), masked_texts, ordinary_V, top_k):
+        candidates[index] = _answers(texts[index], masked_texts[index], best, tokenizer, words)
     warn_of_long_texts(num_cut, limit)
     return candidates
 
@@ -158,6 +143,17 @@ def masked_ids(text: str, tokenizer: Tokenizer) -> list[int]:
     if not _blank_spans(text, tokenizer):
         return tokenizer.special_tokens.add_to(tokenizer.encode(text))[0]
     return _mask_blanks(text, 1, tokenizer, word_boundaries(tokenizer)).ids
+
+
+def _check_request(module: Transformer, tokenizer: Tokenizer, top_k: int) -> WordBoundaries:
+    """Return the word boundaries of the vocabulary; raise an error if the model cannot give `top_k` candidates."""
+    _check_model(module)
+    _mask_id(tokenizer)
+    words = word_boundaries(tokenizer)
+    most = int(words.ordinary.sum())
+    if not 1 <= top_k <= most:
+        raise InputError(argument("top_k") + f" is {top_k}; expected 1 to {most}, the entries that can fill a blank")
+    return words
 
 
 def _check_model(module: Transformer) -> None:
@@ -268,6 +264,27 @@ def _best_candidates(
     candidates_V = F.pad(ordinary_V, (0, logits_NV.shape[1] - len(ordinary_V)))
     probabilities_NK, ids_NK = probabilities_NV.masked_fill(~candidates_V, -1.0).topk(count, dim=1)
     return torch.isfinite(logits_NV).all(), probabilities_NK, ids_NK
+
+
+def _best_of_texts(
+    module: Transformer,
+    batches: Iterator[tuple[list[int], _BlankBatch]],
+    masked_texts: Sequence[_MaskedText],
+    ordinary_V: Bool[Tensor, " vocabulary"],
+    count: int,
+) -> Iterator[tuple[int, tuple[list[list[float]], list[list[int]]]]]:
+    """Yield the index of each text, and the probabilities and ids of the best candidates for its blanks."""
+
+    def run(batch: list[int], blanks: _BlankBatch) -> Sequence[Tensor]:
+        with torch.inference_mode(), naming_texts(batch):
+            return _best_candidates(module, blanks, ordinary_V, count)
+
+    for batch, (is_finite, *best) in compute_each(batches, run, ordinary_V.device):
+        refuse_not_finite(bool(is_finite))
+        sizes = [len(masked_texts[index].places) for index in batch]
+        best_by_text = zip(*(tensor_NK.split(sizes) for tensor_NK in best), strict=True)
+        for index, (probabilities_NK, ids_NK) in zip(batch, best_by_text, strict=True):
+            yield index, (probabilities_NK.tolist(), ids_NK.tolist())
 
 
 def _answers(
