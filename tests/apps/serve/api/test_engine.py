@@ -18,7 +18,7 @@ from clearhead.apps.serve.api.engine import BatchEngine, EndEvent, EngineJob, Ev
 from clearhead.apps.serve.api.served import Models, ServedModel
 from clearhead.fast.replica import replica
 from clearhead.fast.slots import graph
-from clearhead.generate import prefill
+from clearhead.generate import continuation, prefill
 from clearhead.interpret.maps.token_texts import token_texts
 
 PROMPTS = ["a m", "u", "a m u e a", "e e", "m a"]
