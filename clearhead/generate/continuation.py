@@ -232,7 +232,7 @@ def running_batch(
         sources: maximum number of source tokens of a row; 0 for a decoder-only model.
         needs_every_token: True reports each token of each row. False may report rows without text at their end only.
     """
-    if next(module.parameters()).device.type not in SLOT_DEVICES or not uses_kernels():
+    if device_of(module).type not in SLOT_DEVICES or not uses_kernels():
         return RunningBatch(module)
     from clearhead.generate.slots.batch import SlotSize, slot_batch
     from clearhead.generate.slots.beams import BeamBatch
