@@ -15,7 +15,7 @@ import clearhead as ch
 from clearhead.core import Transformer, build
 from clearhead.core.attention import Attention
 from clearhead.core.kernels import attention
-from clearhead.core.kernels.attention import fused_attention, ungroup
+from clearhead.core.kernels.attention import fused_attention
 from clearhead.core.rare.score_bias import BiasedAttention
 from clearhead.fast.replica import plain_type, replica
 from clearhead.fast.training.gpu_attention import GPUAttention, fuse_attention
@@ -99,21 +99,23 @@ def test_a_gpu_never_falls_to_the_math_kernel(name: str, calls: list[Call]) -> N
 
 
 @pytest.mark.parametrize("case", SHAPES)
-def test_heads_without_groups_are_grouped_heads(case: str) -> None:
+def test_heads_without_groups_are_grouped_heads(case: str, calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(2)
     rows, heads, kv_heads, queries, keys, shape = SHAPES[case]
     query = torch.randn(rows, heads, queries, 5, requires_grad=True)
     key, value = (torch.randn(rows, kv_heads, keys, 5, requires_grad=True) for _ in range(2))
-    mask, is_causal = None if shape is None else torch.randn(shape), case == "causal"
+    # Every query may attend to the first key.
+    mask = None if shape is None else (torch.randn(shape) > -0.5).index_fill(-1, torch.tensor(0), value=True)
+    is_causal = case == "causal"
     expected = F.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, enable_gqa=True)
-    *inputs, changed = ungroup(query, key, value, mask, is_causal)
-    assert inputs[0].shape[1] == inputs[1].shape[1] == inputs[2].shape[1]
-    actual = F.scaled_dot_product_attention(*inputs, changed, is_causal=is_causal)
-    if actual.shape[1] != heads:
-        actual = actual.unflatten(2, (heads // kv_heads, -1)).flatten(1, 2)
+    calls.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "device", torch.device("cuda"))  # only the choice of the inputs reads it
+        actual = fused_attention(query, key, value, mask, scale=5**-0.5, is_causal=is_causal)
+    assert calls and not any(is_grouped for _, is_grouped in calls)
     assert difference(actual, expected) <= 1e-6
     on_meta = [tensor.detach().to("meta") for tensor in (query, key, value)]
-    allowed = None if mask is None else (mask > 0).to("meta")
+    allowed = None if mask is None else mask.to("meta")
     assert fused_attention(*on_meta, allowed, scale=1.0, is_causal=is_causal).shape == expected.shape
 
 

@@ -25,10 +25,9 @@ SHORT_ON_CPU = 64
 
 def eager_is_better(query_BHTE: Queries, key_BKSE: Keys, bias: Bias | None) -> bool:
     """Return whether the eager kernel is better: for short sequences on a CPU, or for a bias that needs gradients."""
-    if query_BHTE.device.type != "cpu" or torch.compiler.is_compiling():  # a graph for each answer about lengths
-        return bias is not None and bias.requires_grad
-    num_queries = query_BHTE.shape[2]
-    is_short = max(num_queries, key_BKSE.shape[2]) <= SHORT_ON_CPU and num_queries > 1
+    # On a CPU alone. torch.compile would make a graph for each answer about lengths.
+    is_plain = query_BHTE.device.type == "cpu" and not torch.compiler.is_compiling()
+    is_short = is_plain and query_BHTE.shape[2] > 1 and max(query_BHTE.shape[2], key_BKSE.shape[2]) <= SHORT_ON_CPU
     return is_short or (bias is not None and bias.requires_grad)
 
 
@@ -67,35 +66,23 @@ def fused_attention(
 
     Source: arXiv 2205.14135, algorithm 1.
     """
-    allowed: Tensor | None = mask
-    if bias is not None:
-        bias = bias.to(query_BHTE.dtype)  # the kernel does not check, and reads one dtype as the other
-        allowed = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
-    heads, groups = query_BHTE.shape[1], query_BHTE.shape[1] // key_BKSE.shape[1]
-    is_on_gpu = query_BHTE.device.type != "cpu"
+    # The kernel does not check the dtype of the bias, and reads one dtype as the other.
+    allowed: Tensor | None = mask if bias is None else bias.to(query_BHTE.dtype)
+    if bias is not None and mask is not None:
+        allowed = bias.to(query_BHTE.dtype).masked_fill(~mask, float("-inf"))
+    groups, folds, is_on_gpu = query_BHTE.shape[1] // key_BKSE.shape[1], False, query_BHTE.device.type != "cpu"
     if is_on_gpu and allowed is not None and allowed.stride(-1) != 1:
         allowed = allowed.contiguous()  # a GPU's fast kernels need the keys of a query side by side
     if is_on_gpu and groups > 1 and (allowed is not None or value_BKSE.dtype == torch.float32):
-        query_BHTE, key_BKSE, value_BKSE, allowed = ungroup(query_BHTE, key_BKSE, value_BKSE, allowed, is_causal)
+        # A GPU's fast kernels know no shared heads with a mask or in fp32. The heads of one query become its queries.
+        if folds := query_BHTE.shape[2] == 1 and not is_causal:
+            query_BHTE = query_BHTE.unflatten(1, (-1, groups)).flatten(2, 3)
+            if allowed is not None and allowed.shape[1] > 1:
+                allowed = allowed.unflatten(1, (-1, groups)).flatten(2, 3)
+        else:
+            key_BKSE, value_BKSE = (x_BKSE.repeat_interleave(groups, 1) for x_BKSE in (key_BKSE, value_BKSE))
     mixed = F.scaled_dot_product_attention(
         query_BHTE, key_BKSE, value_BKSE, allowed, dropout, is_causal, scale=scale,
         enable_gqa=True if query_BHTE.shape[1] != key_BKSE.shape[1] else False,  # noqa: SIM210 - bool() keeps a symbol
     )  # fmt: skip
-    return mixed if mixed.shape[1] == heads else mixed.unflatten(2, (groups, -1)).flatten(1, 2)
-
-
-def ungroup(
-    query_BHTE: Queries, key_BKSE: Keys, value_BKSE: Keys, allowed: Tensor | None, is_causal: bool = False
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return inputs with equally many heads: a GPU's fast kernels know no shared heads with a mask or in fp32.
-
-    If all queries see the same keys, the query heads that share a key head become queries of one head. Otherwise keys
-    and values are repeated. Source: arXiv 2305.13245, section 2.2.
-    """
-    heads, groups = key_BKSE.shape[1], query_BHTE.shape[1] // key_BKSE.shape[1]
-    is_shared = not is_causal and (allowed is None or allowed.shape[1] == allowed.shape[2] == 1)
-    if is_shared or (allowed is not None and query_BHTE.shape[2] == 1):
-        if allowed is not None and allowed.shape[1] > 1:
-            allowed = allowed.unflatten(1, (heads, groups)).flatten(2, 3)
-        return query_BHTE.unflatten(1, (heads, groups)).flatten(2, 3), key_BKSE, value_BKSE, allowed
-    return query_BHTE, key_BKSE.repeat_interleave(groups, 1), value_BKSE.repeat_interleave(groups, 1), allowed
+    return mixed.unflatten(2, (groups, -1)).flatten(1, 2) if folds else mixed

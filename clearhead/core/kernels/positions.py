@@ -120,8 +120,7 @@ def rotary_frequencies(
         case spec.LongRopeScaling() as scaling:
             assert length_BT is not None
             is_long_BT1 = (length_BT > scaling.original_length)[..., None]
-            long_P = device_numbers(tuple(scaling.long_factor), device)
-            short_P = device_numbers(tuple(scaling.short_factor), device)
+            long_P, short_P = (device_numbers(x, device) for x in (scaling.long_factor, scaling.short_factor))
             return 1.0 / (torch.where(is_long_BT1, long_P, short_P) * period_P), scaling.magnitude
         case spec.DynamicScaling(factor=factor, original_length=original):
             assert length_BT is not None
