@@ -572,4 +572,4 @@ def _train(run: OpenedRun) -> RunResult:
         return trainer.run(resume=run.is_resumed)
     finally:
         if assembled.model.compiles:
-            torch.compiler.reset()  # later runs of this process have graphs of their own
+            torch.compiler.reset()  # later runs of this process compile again

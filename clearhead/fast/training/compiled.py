@@ -28,7 +28,6 @@ from clearhead.core.shapes import States
 from clearhead.core.stack import Layer, Stack
 from clearhead.fast.replica import override, plain_type
 from clearhead.fast.training.gpu_loss import CompiledHead
-from clearhead.fast.training.tree import RecomputedLayer
 
 
 class NotCompiled(InputError):
@@ -230,7 +229,7 @@ def _pad_rows(tensor: Tensor, rows: int) -> Tensor:
     return torch.cat([tensor, tensor[:1].expand(rows - len(tensor), *tensor.shape[1:])])
 
 
-def compile_tree(tree: nn.Module, *, full: FullBatch | None, by_layer: bool) -> None:
+def compile_tree(tree: nn.Module, *, full: FullBatch | None, by_layer: bool, recomputes_layers: bool) -> None:
     """Compile the stacks of a training tree or their layers, and its loss on a GPU, at their first call with gradients.
 
     Args:
@@ -238,6 +237,7 @@ def compile_tree(tree: nn.Module, *, full: FullBatch | None, by_layer: bool) -> 
         full: the shape of a full batch if all batches have the same length. None compiles for all shapes.
         by_layer: True compiles the layers one by one: several processes then exchange the gradients of one layer
             during the backward pass of another.
+        recomputes_layers: True if the tree recomputes the activations of its layers in the backward pass.
     """
     for head in [module for module in tree.modules() if isinstance(module, Head)]:
         override(head, CompiledHead)
@@ -252,9 +252,8 @@ def compile_tree(tree: nn.Module, *, full: FullBatch | None, by_layer: bool) -> 
             override(stack, CompiledStack).run = run
         uniform = override(stack, UniformStack)
         uniform.run, uniform.full = run, full
-        shares_late = not by_layer and not any(isinstance(layer, RecomputedLayer) for layer in stack.layers)
         attentions = [module for module in stack.layers.modules() if isinstance(module, Attention)]
-        uniform.attentions = () if shares_late else tuple(attentions)
+        uniform.attentions = tuple(attentions) if by_layer or recomputes_layers else ()
 
 
 def is_ready(tree: nn.Module) -> bool:

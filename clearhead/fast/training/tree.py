@@ -80,7 +80,7 @@ def training_tree(
     if compiles:
         from clearhead.fast.training.compiled import compile_tree  # imports PyTorch's compiler
 
-        compile_tree(tree, full=full, by_layer=by_layer)
+        compile_tree(tree, full=full, by_layer=by_layer, recomputes_layers=recomputes_layers)
     return tree
 
 
