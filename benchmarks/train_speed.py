@@ -177,7 +177,12 @@ def our_step(
     if compiles:
         from clearhead.fast.training.compiled import FullBatch, compile_tree
 
-        compile_tree(module, full=None if shape is None else FullBatch(*shape, has_mask=False), by_layer=False)
+        compile_tree(
+            module,
+            full=None if shape is None else FullBatch(*shape, has_mask=False),
+            by_layer=False,
+            recomputes_layers=False,
+        )
     parameters = list(module.parameters())
     rule = build_optimizer(module, kind="adamw", learning_rate=1e-3, weight_decay=0.0, betas=(0.9, 0.98), eps=1e-9)
     on_device = updates_on_device(rule, parameters[0].device)

@@ -130,11 +130,9 @@ def open_training(run_file: RunFile, *, resume: bool, progress: TrainingProgress
         if processes.is_first:
             # Read without resume too: an existing run is then refused as such, not because of another precision.
             saved = read_choices(run) or {}
-            remembered = {key: saved[key] for key in CHOICES if key in saved}
-            unchosen = [key for key in remembered if getattr(run_file.train, key) == "auto"]
-            run_file = with_choices(run_file, **{key: remembered[key] for key in unchosen})
+            run_file = _take_choices(run_file, saved)
             # The choices are not known without an undamaged checkpoint; resuming is then refused later.
-            may_differ = [*MAY_DIFFER, *(f"train.{key}" for key in CHOICES if key not in remembered)]
+            may_differ = [*MAY_DIFFER, *(f"train.{key}" for key in CHOICES if key not in saved)]
             directory = stack.enter_context(
                 open_run(run, configuration=to_toml(run_file), resume=resume, may_differ=may_differ)
             )
@@ -188,6 +186,12 @@ def _tracker_config(run_file: RunFile) -> dict[str, object]:
     for table, key in (("tokenizer", "path"), ("model", "spec"), ("model", "parts"), ("train", "run")):
         tables[table].pop(key, None)
     return {"task": run_file.task.kind, **tables}
+
+
+def _take_choices(run_file: RunFile, saved: Mapping[str, Any]) -> RunFile:
+    """Return a copy of a run file in which "auto" of `CHOICES` is replaced by the choice that the run has stored."""
+    unchosen = [key for key in CHOICES if key in saved and getattr(run_file.train, key) == "auto"]
+    return with_choices(run_file, **{key: saved[key] for key in unchosen})
 
 
 def with_choices(run_file: RunFile, **choices: str | bool) -> RunFile:

@@ -67,6 +67,7 @@ ALLOWED = {
     "clearhead/fast/native/build.py": {".read_text": 1, ".read_bytes": 3, "os.open": 1, "open": 1},
     "clearhead/fast/probe.py": {".read_text": 1},
     "clearhead/fast/device_check.py": {".read_bytes": 1, ".read_text": 1, "json.loads": 1},
+    "clearhead/fast/training/compiler.py": {".read_bytes": 1},
     "clearhead/apps/cli/console.py": {"os.open": 1},
     "clearhead/apps/cli/doctor.py": {".read_text": 1},
 }

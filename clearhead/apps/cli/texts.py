@@ -329,21 +329,22 @@ def _check_embed_options(output: Path | None, pair: bool, similarity: bool) -> N
         raise InputError(f"-o writes {form} in {ARRAY}")
 
 
+ContextText = Annotated[
+    str, typer.Option("--context", metavar="TEXT", help="The text with the answer; by default standard input.")
+]
+ContextFile = Annotated[Path, typer.Option("--context-file", metavar="FILE|-", help="A file with the text.")]
+QuestionFile = Annotated[
+    Path, typer.Option("--file", metavar="FILE|-", help="Questions and contexts with a tab between them, one per line.")
+]
+
+
 @takes_compute_options
 def answer(
     ref: Ref,
     question: Annotated[str | None, typer.Option("--question", metavar="TEXT", help="The question.")] = None,
-    context: Annotated[
-        str | None,
-        typer.Option("--context", metavar="TEXT", help="The text with the answer; by default standard input."),
-    ] = None,
-    context_file: Annotated[
-        Path | None, typer.Option("--context-file", metavar="FILE|-", help="A file with the text.")
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", metavar="FILE|-", help="Questions and contexts with a tab between them, one per line."),
-    ] = None,
+    context: ContextText | None = None,
+    context_file: ContextFile | None = None,
+    file: QuestionFile | None = None,
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="The number of answers.")] = 1,
     no_answer: Annotated[
         bool, typer.Option("--no-answer", help="Allow an empty answer, if the text has none.")

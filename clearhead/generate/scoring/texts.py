@@ -95,7 +95,7 @@ def score_targets(
         raise InputError(
             f"there are {len(sources)} sources but {len(targets)} targets: give one target for each source."
         )
-    inputs, labels = [target[:-1] for target in targets], [tuple(target[1:]) for target in targets]
+    labels = [tuple(target[1:]) for target in targets]
     check_lengths(sources, module.spec.position_limit, noun="source")
     check_lengths(labels, module.spec.position_limit, noun="target")
     per_token: list[list[float]] = [[] for _ in labels]
@@ -107,9 +107,7 @@ def score_targets(
 
     def make_batches() -> Iterator[tuple[list[int], _PairBatch]]:
         for batch in batches_by_cost(costs, budget=budget, most_rows=batch_size):
-            rows = ([side[i] for i in batch] for side in (sources, inputs, labels))
-            source, target, label = (pad_ids(side, pad_id, torch.device("cpu")) for side in rows)
-            yield batch, _PairBatch(*source, *target, label[0])
+            yield batch, _PairBatch.of([sources[i] for i in batch], [targets[i] for i in batch], pad_id)
 
     def run(batch: list[int], pairs: _PairBatch) -> tuple[Tensor]:
         with torch.inference_mode(), naming_texts(batch):
@@ -136,6 +134,13 @@ class _PairBatch(DeviceBatch):
     target_ids: Int[Tensor, "batch target"]
     target_mask: Bool[Tensor, "batch target"]
     labels: Int[Tensor, "batch target"]
+
+    @classmethod
+    def of(cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], pad_id: int) -> _PairBatch:
+        """Return a batch of sources, and of targets with start and end token."""
+        sides = sources, [target[:-1] for target in targets], [target[1:] for target in targets]
+        source, target, label = (pad_ids(side, pad_id, torch.device("cpu")) for side in sides)
+        return cls(*source, *target, label[0])
 
 
 def _label_log_probabilities(

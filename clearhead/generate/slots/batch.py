@@ -150,27 +150,36 @@ class Arrangement:
 
     Args:
         seats: the row of each slot, None for a free slot.
+
+    Attributes:
+        quiet, lines, first_steps: the slot, the line and the first step of each quiet row.
+        ahead: number of tokens of the longest row minus the number of the step.
+        last_step, num_sources, most_tokens: the largest of all rows.
+        first_step: the smallest of all rows.
     """
+
+    quiet: NDArray[np.int64]
+    lines: NDArray[np.int64]
+    first_steps: NDArray[np.int64]
+    ahead: int
+    last_step: int
+    num_sources: int
+    most_tokens: int
 
     def __init__(self, seats: Sequence[SlotRow | None]) -> None:
         rows = [row for row in seats if row is not None]
         self.rows: dict[int, SlotRow] = {row.slot: row for row in rows}
         self.loud: dict[int, SlotRow] = {row.slot: row for row in rows if not (row.is_quiet or row.is_hosted)}
-        quiet = [row for row in rows if row.is_quiet]
-        self.quiet: NDArray[np.int64] = np.array([row.slot for row in quiet], dtype=np.int64)
-        self.lines: NDArray[np.int64] = np.array([row.line for row in quiet], dtype=np.int64)
-        self.first_steps: NDArray[np.int64] = np.array([row.first_step for row in quiet], dtype=np.int64)
+        quiet = np.array([[row.slot, row.line, row.first_step] for row in rows if row.is_quiet], dtype=np.int64)
+        self.quiet, self.lines, self.first_steps = quiet.reshape(-1, 3).T
         self.num_slots: int = max(self.rows) + 1
         self.first_step: int = min(row.first_step for row in rows)
+        numbers = [[row.num_read - row.first_step, row.last_step, row.num_sources, row.sequence.limit] for row in rows]
+        self.ahead, self.last_step, self.num_sources, self.most_tokens = map(max, zip(*numbers, strict=True))
         self.hosted: dict[Sampling, list[SlotRow]] = {}
         for row in rows:
             if row.is_hosted:
                 self.hosted.setdefault(row.member, []).append(row)
-        self.ahead: int = max(row.num_read - row.first_step for row in rows)
-        """Number of tokens of the longest row minus the number of the step."""
-        self.last_step: int = max(row.last_step for row in rows)
-        self.num_sources: int = max(row.num_sources for row in rows)
-        self.most_tokens: int = max(row.sequence.limit for row in rows)
 
 
 class DecodingSlots:

@@ -159,6 +159,28 @@ class _RowRules:
     source: NoSourceNGram | None
 
 
+_STAGES: Final = [("early", _BANNED, _EARLY), ("late", _BANNED_LATE, _LATE)]
+"""Stages of the chain in which ids are banned: before and after the forced ids."""
+
+
+def _read_ban(
+    processor: BannedIds, length: int, stages: Sequence[tuple[str, int, int]], settings: dict[str, Any]
+) -> tuple[dict[str, Any], int]:
+    """Return the settings of banned ids, and the bit that marks the ids.
+
+    Args:
+        processor: the banned ids, and the lengths at which they are banned.
+        length: number of ids, with padding, that the chain counts.
+        stages: the possible stages.
+        settings: the settings of the row until now; a stage whose range of steps is already set to others is left out.
+    """
+    start, stop = processor.start - length, (processor.stop or torch.inf) - length
+    if start <= 0 and stop == torch.inf:
+        return {}, stages[0][1]
+    ranges = [({f"{name}_start": start, f"{name}_stop": stop}, bit) for name, _, bit in stages]
+    return next((pair for pair in ranges if settings | pair[0] == pair[0] | settings), ranges[-1])
+
+
 def _read_chain(chain: Sequence[Processor], length: int, tables: list[BannedSequences]) -> _RowRules | None:
     """Return the rules of rows that join with `length` ids, or None if a row has no settings for them.
 
@@ -186,15 +208,8 @@ def _read_chain(chain: Sequence[Processor], length: int, tables: list[BannedSequ
                 name = "last" if index == forced[-1] else "first"
                 new = {f"{name}_id": processor.index, f"{name}_step": processor.length - length}
             case BannedIds():
-                stages = [("early", _BANNED, _EARLY), ("late", _BANNED_LATE, _LATE)]
-                stages = [stages[index > forced[-1]]] if forced else stages
-                start, stop = processor.start - length, (processor.stop or torch.inf) - length
-                if start <= 0 and stop == torch.inf:
-                    new, bit = {}, stages[0][1]
-                for name, _, ranged in stages if new is None else ():
-                    new, bit = {f"{name}_start": start, f"{name}_stop": stop}, ranged
-                    if settings | new == new | settings:
-                        break
+                stages = [_STAGES[index > forced[-1]]] if forced else _STAGES
+                new, bit = _read_ban(processor, length, stages, settings)
                 bans.append((processor, bit))
         if new is None or settings | new != new | settings:
             return None

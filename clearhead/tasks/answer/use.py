@@ -156,17 +156,24 @@ def answer_pairs(
     size = _PAIRS if computes_late(device_of(module)) and not is_watching() else 1
     for start in range(0, len(pairs), size):
         group = [_encode(tokenizer, *pair, windows_of) for pair in pairs[start : start + size]]
-        owners = [number for number, pair in enumerate(group) for _ in pair.windows]
-        texts = [pair.ids[window.start : window.stop] for pair in group for window in pair.windows]
-        questions = [group[number].question for number in owners]
-        with naming_texts([start + number for number in owners], are_rows=False):
-            scores = iter(sorted(window_scores(module, collator, questions, texts, batch_size=batch_size)))
+        scores = _score_group(module, collator, group, before=start, batch_size=batch_size)
         for pair in group:
             words = tokenizer.split_words(pair.context[:MOST_CHARACTERS]) if align_to_words else None
             candidates = _Candidates(pair.context, pair.spans, words)
             scored = zip(pair.windows, scores, strict=False)
             results.append(_best_answers(candidates, scored, top_k, max_tokens, allow_no_answer))
     return results
+
+
+def _score_group(
+    module: Transformer, collator: InputCollator, group: Sequence[_EncodedPair], *, before: int, batch_size: int | None
+) -> Iterator[WindowScores]:
+    """Return the scores of all windows of several pairs in their order; `before` pairs come before them."""
+    owners = [number for number, pair in enumerate(group) for _ in pair.windows]
+    texts = [pair.ids[window.start : window.stop] for pair in group for window in pair.windows]
+    questions = [group[number].question for number in owners]
+    with naming_texts([before + number for number in owners], are_rows=False):
+        return iter(sorted(window_scores(module, collator, questions, texts, batch_size=batch_size)))
 
 
 def _best_answers(

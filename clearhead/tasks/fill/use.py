@@ -118,10 +118,11 @@ def fill(
         nonlocal num_cut
         for start in starts:
             block = enumerate(texts[start : start + starts.step], start=start + 1)
-            read = [_read_start(text, number, tokenizer, words, limit) for number, text in block]
-            masked_texts.extend(masked for masked, _ in read)
-            num_cut += sum(is_cut for _, is_cut in read)
-            lengths = [len(masked.ids) for masked, _ in read]
+            for number, text in block:
+                masked, is_cut = _read_start(text, number, tokenizer, words, limit)
+                masked_texts.append(masked)
+                num_cut += is_cut
+            lengths = [len(masked.ids) for masked in masked_texts[start:]]
             for rows in batches_by_cost(lengths, budget=budget, most_rows=batch_size, before=start, total=len(texts)):
                 batch = [start + row for row in rows]
                 yield batch, _BlankBatch.of([masked_texts[index] for index in batch], pad_id)
