@@ -9,7 +9,7 @@ Legend: N rows (tokens), P rows with padding, C rows of one chunk, D width, V vo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -205,7 +205,12 @@ def _add_chunks(
         None if gradient_WD is None else gradient_WD[:entries],
         gradient_V,
     )
-    return loss, [
+    return loss, _round_gradients(gradients, inputs)
+
+
+def _round_gradients(gradients: Sequence[Tensor | None], inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return each gradient in the dtype of its input."""
+    return [
         None if gradient is None or values is None else gradient.to(values.dtype)
         for gradient, values in zip(gradients, inputs, strict=True)
     ]

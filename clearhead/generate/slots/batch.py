@@ -167,8 +167,8 @@ class Arrangement:
     most_tokens: int
 
     def __init__(self, seats: Sequence[SlotRow | None]) -> None:
-        rows = [row for row in seats if row is not None]
-        self.rows: dict[int, SlotRow] = {row.slot: row for row in rows}
+        self.rows: dict[int, SlotRow] = {row.slot: row for row in seats if row is not None}
+        rows = self.rows.values()
         self.loud: dict[int, SlotRow] = {row.slot: row for row in rows if not (row.is_quiet or row.is_hosted)}
         quiet = np.array([[row.slot, row.line, row.first_step] for row in rows if row.is_quiet], dtype=np.int64)
         self.quiet, self.lines, self.first_steps = quiet.reshape(-1, 3).T
