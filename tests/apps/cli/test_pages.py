@@ -58,6 +58,7 @@ NOT_RUN = {
         "needs the package of the page; tests/tasks/ninth run them"
     ),
     r"clearhead new generate --text stories.parquet": "needs a Parquet file, as in tests/apps/cli/test_new_datasets",
+    r"clearhead .*--device cuda": "needs a GPU; tests/laws/test_devices.py trains and generates on one",
     r"clearhead train run.toml$": "is a placeholder: the run file of the reader",
     r"clearhead train run.toml --sweep": "trains six runs, each in a process; tests/apps/sweeps run sweeps",
     r"clearhead generate runs/shakespeare-recurrence": "needs the trained example; tests/examples run its parts",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from clearhead import presets
 from clearhead.core import build as build_model
@@ -114,6 +115,10 @@ def test_right_kernels_are_far_from_what_is_refused(folder: str) -> None:
     assert all(error <= most / 1.5 for _, error, most in selftest.compare_kernels(folder))
 
 
+def _zeroing(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda *sizes, **named: allocate(*sizes, **named).zero_()
+
+
 @pytest.mark.parametrize(("folder", "name"), sorted(kernels()), indirect=["folder"])
 def test_a_kernel_that_does_nothing_is_found(folder: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real, called = load._kernel, []
@@ -125,8 +130,7 @@ def test_a_kernel_that_does_nothing_is_found(folder: str, name: str, monkeypatch
 
     monkeypatch.setattr(load, "_kernel", kernel)
     # The result does not come from memory that was there before.
-    empty, new_empty = torch.empty, torch.Tensor.new_empty
-    monkeypatch.setattr(torch, "empty", lambda *sizes, **named: empty(*sizes, **named).zero_())
-    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *sizes, **named: new_empty(*sizes, **named).zero_())
+    for owner, allocator in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(owner, allocator, _zeroing(getattr(owner, allocator)))
     assert selftest.fault_of(folder) is not None
     assert called
