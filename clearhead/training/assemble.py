@@ -353,7 +353,7 @@ def _choose_compile(data: PreparedData, module: Transformer, precision: str, *, 
 
     compile_choice = CompileChoice(module, data.parts, train, precision, run.progress, run.processes.this)
     if choice is True:
-        compile_choice.check()
+        compile_choice.check(is_resumed=run.is_resumed)
         return True
     return run.processes.broadcast(run.processes.is_first and compile_choice.decide(is_sharded=is_sharded))
 

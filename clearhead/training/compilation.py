@@ -73,15 +73,19 @@ class CompileChoice:
     display: Display
     process: Process = ALONE
 
-    def check(self) -> None:
+    def check(self, *, is_resumed: bool) -> None:
         """Refuse to compile where it is impossible.
+
+        Args:
+            is_resumed: True if the run began compiled, so that it must continue compiled.
 
         Raises:
             InputError: the machine or the model cannot compile; the reason and the fix are named.
         """
         reason = find_obstacle(self.module, device_of(self.module))
         if reason:
-            raise InputError(f"[train] compile = true is impossible here: {reason}, or set compile = false")
+            other = "resume the run where it began, or begin a new one" if is_resumed else "set compile = false"
+            raise InputError(f"[train] compile = true is impossible here: {reason}, or {other}")
 
     def decide(self, *, is_sharded: bool) -> bool:
         """Return whether compiling pays, and show the reason.

@@ -97,15 +97,17 @@ def test_auto_leaves_sharded_models_alone(monkeypatch: pytest.MonkeyPatch) -> No
     assert not chosen and "compile = true" in line
 
 
-def check(module: nn.Module) -> None:
+def check(module: nn.Module, *, is_resumed: bool = False) -> None:
     choice: Any = SimpleNamespace(module=module, parts=None)
-    CompileChoice.check(choice)
+    CompileChoice.check(choice, is_resumed=is_resumed)
 
 
 def test_an_obstacle_is_an_error_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(InputError, match=r"no compiler \(no-such-compiler\): install g\+\+.*or set compile = false"):
         check(make_module())
+    with pytest.raises(InputError, match=r"install g\+\+.*, or resume the run where it began, or begin a new one$"):
+        check(make_module(), is_resumed=True)
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(compiler, "has_right_dropout", lambda device: False)
     assert compiler.find_obstacle(make_module(), CPU) == ""
