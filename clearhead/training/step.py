@@ -80,10 +80,13 @@ class TrainingSteps(Generic[BatchT]):
     last_good: Callable[[], Path]
 
     def __post_init__(self) -> None:
-        self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        self.device = self.parameters[0].device
-        self.ema = ExponentialAverage(self.module, self.settings.ema) if self.settings.ema is not None else None
-        self.agreed = AgreedStop()
+        self.parameters: list[nn.Parameter] = [
+            parameter for parameter in self.module.parameters() if parameter.requires_grad
+        ]
+        self.device: torch.device = self.parameters[0].device
+        ema = self.settings.ema
+        self.ema: ExponentialAverage | None = None if ema is None else ExponentialAverage(self.module, ema)
+        self.agreed: AgreedStop = AgreedStop()
         # None means that the host reads the loss and the norm of a step before the update.
         self._pending = Pending[StepResult]() if updates_on_device(self.optimizer, self.device) else None
         self._has_failed = torch.zeros((), dtype=torch.bool, device=self.device)

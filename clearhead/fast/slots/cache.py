@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from itertools import chain
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from clearhead.core.context import Cache, Context, Masking
@@ -33,7 +33,9 @@ class SlotKeys(KeyValues):
 
     def __init__(self, cache: SlotCache, buffer: Tensor, other: Tensor | None = None) -> None:
         super().__init__()
-        self.cache, self.buffer, self.other = cache, buffer, other
+        self.cache: SlotCache = cache
+        self.buffer: Tensor | None = buffer
+        self.other: Tensor | None = other
 
     def append(self, key_RKSE: NewKeys, value_RKSE: NewKeys) -> tuple[AllKeys, AllKeys]:
         """Write the key and value of each row's new token, and return views of the keys and values in use."""
@@ -65,6 +67,12 @@ class SlotCache(Cache):
         beams: number of adjacent rows that are beams of one sentence and share its source.
     """
 
+    num_rows: int
+    num_keys: int
+    num_sources: int
+    memory_mask: Bool[Tensor, "sentences sources"] | None
+    memory_attention: dict[tuple[nn.Module, int], tuple[Tensor, Tensor]]
+
     def __init__(
         self,
         rows: int,
@@ -75,7 +83,10 @@ class SlotCache(Cache):
         beams: int = 1,
     ) -> None:
         super().__init__()
-        self.rows, self.columns, self.sources, self.beams = rows, columns, sources, beams
+        self.rows: int = rows
+        self.columns: int = columns
+        self.sources: int = sources
+        self.beams: int = beams
         self.turn: int = 0
         """Number of the buffer that a step reads: 0, or 1 after every other step of beams."""
         self._twins = twins

@@ -62,7 +62,9 @@ class CompiledMethod:
     """
 
     def __init__(self, method: Callable[..., Tensor], *, has_one_shape: bool) -> None:
-        self.is_warm, self.has_run, self.is_on = False, False, True
+        self.is_warm: bool = False
+        self.has_run: bool = False
+        self.is_on: bool = True
         # Deterministic: kernels are chosen without timing them, so that a resumed run chooses the same.
         self._run: Callable[..., Tensor] = torch.compile(  # type: ignore[call-overload]
             method,

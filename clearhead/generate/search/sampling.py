@@ -203,7 +203,9 @@ class Sampling(Member):
     ) -> None:
         self._rows = rows
         self.kind: object = kind
-        self.ids_RT, self.chooser, self.streams = ids_RT, chooser, streams
+        self.ids_RT: Int[Tensor, "rows total"] = ids_RT
+        self.chooser: TokenChooser = chooser
+        self.streams: list[RandomStream] = streams
 
     @property
     def sequences(self) -> Sequence[GeneratedSequence]:

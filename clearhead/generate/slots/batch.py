@@ -195,16 +195,16 @@ class DecodingSlots:
     num_extensions: int = 0
 
     def __init__(self, module: Transformer, size: SlotSize, like: IndexedCache) -> None:
-        self.size = size
-        self.tree = slot_tree(module)
+        self.size: SlotSize = size
+        self.tree: Transformer = slot_tree(module)
         pairs = zip(module.modules(), self.tree.modules(), strict=True)
         # Without the model itself, which has the slots: a cycle would hold their memory until a collection.
         twins: dict[nn.Module, nn.Module] = {old: new for old, new in pairs if isinstance(old, Attention)}
-        self.cache = SlotCache(size.rows, size.columns, size.sources, like, twins, self.beams)
+        self.cache: SlotCache = SlotCache(size.rows, size.columns, size.sources, like, twins, self.beams)
         device = like.device
-        self.logits_RV = prepare_tree(self.tree, self.cache)
-        self.chooser = self.make_chooser(self.logits_RV.shape[1], device)
-        self.graphs = Graphs(device)
+        self.logits_RV: torch.Tensor = prepare_tree(self.tree, self.cache)
+        self.chooser: SlotProcessors = self.make_chooser(self.logits_RV.shape[1], device)
+        self.graphs: Graphs = Graphs(device)
         is_cuda = device.type == "cuda"
         shape = self.chooser.results.shape
         self._ring = [torch.full(shape, UNREAD, dtype=torch.float64, pin_memory=is_cuda) for _ in range(RING)]
@@ -265,7 +265,8 @@ class SlotBatch(RunningBatch):
 
     def __init__(self, module: Transformer, size: SlotSize, *, needs_every_token: bool = False) -> None:
         super().__init__(module)
-        self.size, self.needs_every_token = size, needs_every_token
+        self.size: SlotSize = size
+        self.needs_every_token: bool = needs_every_token
         self.slots: DecodingSlots | None = None
         self._seats: list[SlotRow | None] = []
         self._free_lines: list[int] = []

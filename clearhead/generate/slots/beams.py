@@ -66,7 +66,8 @@ class DeviceBeams(SlotProcessors):
         self, rows: int, capacity: int, vocab: int, device: torch.device, *, beams: int, num_extensions: int
     ) -> None:
         super().__init__(rows, capacity, vocab, device)
-        self.beams, self.num_extensions = beams, num_extensions
+        self.beams: int = beams
+        self.num_extensions: int = num_extensions
         self.parents: Tensor = torch.arange(rows, device=device)
         """The row that each row continues in the next step, int64 [R]."""
         self.results: Tensor = torch.zeros(
@@ -140,7 +141,8 @@ class BeamSlots(DecodingSlots):
     def __init__(
         self, module: Transformer, size: SlotSize, like: IndexedCache, beams: int, num_extensions: int
     ) -> None:
-        self.beams, self.num_extensions = beams, num_extensions
+        self.beams: int = beams
+        self.num_extensions: int = num_extensions
         super().__init__(module, size, like)
 
     def make_chooser(self, vocab: int, device: torch.device) -> DeviceBeams:

@@ -240,7 +240,8 @@ class SlotProcessors(ABC):
     """
 
     def __init__(self, rows: int, capacity: int, vocab: int, device: torch.device) -> None:
-        self.vocab, self.device = vocab, device
+        self.vocab: int = vocab
+        self.device: torch.device = device
         self.results: Tensor
         """Results of a step, fp64 [rows, numbers], of which the host gets a copy; the first column has ids."""
         self.tokens: Tensor = torch.zeros(rows, dtype=torch.int64, device=device)
