@@ -228,7 +228,8 @@ class RunFileFitter:
         train = run_file.train
         assert train.learning_rate is not None, "the run file fills its defaults"
         optimizer = build_optimizer(module, kind=train.optimizer, learning_rate=train.learning_rate)
-        table = train.model_dump() | {"precision": faster_precision(module, parts, train)}
+        # A compiled run is faster; that compiling pays is known only when the run begins.
+        table = train.model_dump() | {"precision": faster_precision(module, parts, train), "compile": False}
         cost = measure_step_cost(Trial(module, optimizer, parts, TrainSettings(**table)), seconds=_MEASURED_SECONDS)
         return Candidate(choice.size, parts, cost.step_seconds, parts.mean_tokens, cost.validation_seconds)
 
