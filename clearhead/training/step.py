@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic
@@ -106,7 +106,7 @@ class TrainingSteps(Generic[BatchT]):
         rate = self.set_learning_rate(step)
         losses, sums = self._accumulate_gradients(step)
         if self._pending is None:
-            _add_losses(sums, losses.tolist())
+            sums.add_losses(losses.tolist())
             sums = self._agree(sums)
             self._check_loss(step, sums)
             self._check_norm(step, scale_gradients(self.parameters, self._factor(sums), max_norm=self.settings.clip))
@@ -132,7 +132,7 @@ class TrainingSteps(Generic[BatchT]):
         results = list[StepResult]()
         for result, (*losses, norm) in self._pending.ready(waits=waits) if self._pending is not None else ():
             sums = StepSums()
-            _add_losses(sums, losses)
+            sums.add_losses(losses)
             joined = StepSums.of(self.processes.all_gather_rows(sums.row()))
             result.sums.loss, result.sums.not_finite = joined.loss, joined.not_finite
             self._check_loss(result.step, result.sums)
@@ -162,7 +162,7 @@ class TrainingSteps(Generic[BatchT]):
                     with self.precision():
                         loss, labels = self.engine.loss(batch, is_last=index == accumulate - 1)
                     losses.append(loss.detach())
-                    sums.add(0.0, labels, batch.num_tokens, index + 1)
+                    sums.add(labels, batch.num_tokens)
                     loss.backward()
                 except RuntimeError as error:
                     if not is_out_of_memory(error):
@@ -218,9 +218,3 @@ class TrainingSteps(Generic[BatchT]):
             f"The {what} at {where}, so training stopped before the weights were updated; the last good checkpoint "
             f"is {self.last_good()}. A lower learning rate, a longer warmup or gradient clipping usually helps."
         )
-
-
-def _add_losses(sums: StepSums, losses: Sequence[float]) -> None:
-    """Add the loss of each batch to the sums of a step."""
-    for number, loss in enumerate(losses, start=1):
-        sums.add(loss, 0, 0, number)

@@ -132,13 +132,17 @@ class StepSums:
     num_tokens: int = 0
     not_finite: int = 0
 
-    def add(self, loss: float, num_labels: int, num_tokens: int, number: int) -> None:
-        """Add the loss, labels and tokens of batch `number` of the step, counted from 1."""
-        self.loss += loss
+    def add(self, num_labels: int, num_tokens: int) -> None:
+        """Add the labels and tokens of a batch."""
         self.num_labels += num_labels
         self.num_tokens += num_tokens
-        if not math.isfinite(loss) and not self.not_finite:
-            self.not_finite = number
+
+    def add_losses(self, losses: Sequence[float]) -> None:
+        """Add the losses of all batches of the step."""
+        for number, loss in enumerate(losses, start=1):
+            self.loss += loss
+            if not math.isfinite(loss) and not self.not_finite:
+                self.not_finite = number
 
     def row(self) -> list[float]:
         """Return the sums as a list of numbers, for the exchange between processes."""

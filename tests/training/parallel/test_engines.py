@@ -52,9 +52,11 @@ def test_a_process_without_a_row_takes_part_without_effect() -> None:
 
 def test_sums_are_those_of_all_and_the_clock_is_that_of_the_first() -> None:
     first, second = StepSums(), StepSums()
-    first.add(2.5, 3, 5, 1)
-    second.add(1.5, 4, 7, 1)
-    second.add(float("nan"), 1, 1, 2)
+    first.add(3, 5)
+    first.add_losses([2.5])
+    second.add(4, 7)
+    second.add(1, 1)
+    second.add_losses([1.5, float("nan")])
     rows = [[*first.row(), 0.0, 11.0], [*second.row(), 15.0, 13.0]]
     sums = StepSums.of(rows)
     assert (sums.num_labels, sums.num_tokens, sums.not_finite) == (8, 13, 2) and sums.loss != sums.loss
