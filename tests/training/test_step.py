@@ -5,11 +5,11 @@ On a CPU, the branch of CUDA runs with fused optimizers if `read_late` says so.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from clearhead.base.errors import RunFailure
 from clearhead.base.signals import StopSignals
 from clearhead.checkpoints.runs import checkpoint as files
-from clearhead.checkpoints.runs.metrics import MetricsRow, read_metrics
+from clearhead.checkpoints.runs.metrics import read_metrics
 from clearhead.fast.training.tree import training_tree
 from clearhead.tasks.train import token_loss
+from clearhead.training import loop
 from clearhead.training import step as training_step
 from clearhead.training.loop import Trainer
 from clearhead.training.optim.optimizers import build_optimizer, gradient_scale, scale_gradients
@@ -226,30 +227,36 @@ def test_a_weight_is_cast_once_per_step(tmp_path: Path, monkeypatch: pytest.Monk
     assert counts == [1] * 12
 
 
-def test_throughput_counts_the_time_between_lines_without_validations_and_saves(tmp_path: Path) -> None:
-    pause, steps = 0.02, 8
+def test_throughput_counts_the_time_between_lines_without_validations_and_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def wait(seconds: float) -> None:
+        nonlocal now
+        now += seconds
 
     def wait_and_validate(module: nn.Module) -> Any:
-        time.sleep(10 * pause)
+        wait(100.0)
         return validation(module)
 
-    trainer = small_trainer(tmp_path / "run", steps=steps, log_every=2, validate=wait_and_validate, save_every=2)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now))
+    trainer = small_trainer(
+        tmp_path / "run", steps=8, log_every=2, validate=wait_and_validate, save_every=2, snapshots=0
+    )
     report = trainer.progress.step
 
     def wait_and_report(*args: Any) -> None:
-        time.sleep(pause)
+        wait(2.0)
         report(*args)
 
     trainer.progress.step = wait_and_report  # type: ignore[method-assign]
     trainer.run()
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
-
-    def seconds(before: int, row: MetricsRow) -> float:
-        return (row.tokens - before) / row.tokens_per_second
-
-    spent = sum(seconds(before, row) for before, row in zip([0, *(row.tokens for row in rows)], rows, strict=False))
+    before = [0, *(row.tokens for row in rows)]
+    spent = [(row.tokens - tokens) / row.tokens_per_second for tokens, row in zip(before, rows, strict=False)]
     # The pause after a step counts in the next step; after the last step before a save, it does not.
-    assert 3 * pause <= spent < 10 * pause + steps * pause
+    assert spent == [pytest.approx(2.0, rel=1e-2)] * 4
 
 
 def test_the_built_optimizer_is_fused(tmp_path: Path) -> None:
