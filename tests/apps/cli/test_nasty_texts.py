@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 
 import clearhead
 from clearhead.apps.cli.main import main
@@ -28,6 +29,7 @@ class Nasty:
     """A model whose every answer is the same text."""
 
     task = SimpleNamespace(is_paired=False)
+    module = nn.Linear(1, 1)
 
     def tag(self, texts: Sequence[str], **_: Any) -> list[list[Entity]]:
         return [[Entity(NASTY, NASTY, 0, 1, 1.0), Entity("b", "b", 1, 2, 1.0)] for _ in texts]
