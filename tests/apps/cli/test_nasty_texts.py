@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch import nn
 
 import clearhead
 from clearhead.apps.cli.main import main
@@ -20,6 +19,7 @@ from clearhead.tasks.answer.use import Answer
 from clearhead.tasks.classify.use import Classification
 from clearhead.tasks.fill.use import Filled
 from clearhead.tasks.tag.use import Entity
+from tests.laws.tiny import tiny
 
 NASTY = "a\x1b]0;b\x07\n\r\v\f\x1c\x85\u2028\u2029\tc\x9b2Jd"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
@@ -29,7 +29,7 @@ class Nasty:
     """A model whose every answer is the same text."""
 
     task = SimpleNamespace(is_paired=False)
-    module = nn.Linear(1, 1)
+    module = tiny("encoder/post/rotary")
 
     def tag(self, texts: Sequence[str], **_: Any) -> list[list[Entity]]:
         return [[Entity(NASTY, NASTY, 0, 1, 1.0), Entity("b", "b", 1, 2, 1.0)] for _ in texts]
