@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from clearhead.base.commands import make_install_command
 from clearhead.fast.device_check import device_name
 from clearhead.fast.native.build import PASSED, recall_verdict
 from clearhead.fast.native.load import KERNELS, uses_kernels
@@ -39,7 +40,7 @@ def find_obstacle(module: nn.Module, device: torch.device) -> str:
     if device.type not in ("cpu", "cuda"):
         return f"PyTorch compiles for cpu and cuda, the device is {device.type}: choose another train.device"
     if device.type == "cuda" and find_spec("triton") is None:
-        return "the package triton is missing: run pip install triton"
+        return f"the package triton is missing: install it with {make_install_command('triton')}"
     names = [os.environ.get("CXX") or "g++"] if device.type == "cpu" else [os.environ.get("CC") or "cc", "gcc", "clang"]
     if not any(map(shutil.which, names)):
         return f"there is no compiler ({' or '.join(names)}): install g++, or name one in the variable CXX or CC"
