@@ -1,12 +1,13 @@
 """Choose the next token of each slot of a running batch on the device, without a host read and without Python per row.
 
 `DeviceChooser` chooses the tokens that `TokenChooser` chooses, from buffers of fixed size. So a graph that recorded
-`choose` can be replayed with other logits, and rows with different options share one batch:
+`choose` can be replayed with other logits, and rows with different options share one batch.
 
+Example:
     chooser.join([0, 1, 2], sampling_requests(member), member.ids_RT)
     chooser.prepare()              # before each step: random numbers for the rows that sample
     chooser.choose(logits_RV)      # or the replay of a graph for this number of rows and this `chooser.kind`
-    chooser.results                # fp64 [4, R]: tokens, log-probabilities, their sums, whether the rows have ended
+    chooser.results                # fp64 [R, 4]: tokens, log-probabilities, their sums, whether the rows have ended
 
 Shapes: R slots, or the first of them, which are in use. K rows that join, T their ids, V vocabulary.
 C maximum number of ids of a slot, S ids of a source.
