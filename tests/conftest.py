@@ -83,6 +83,16 @@ def one_thread() -> None:
 
 
 @pytest.fixture(autouse=True)
+def threads_restored() -> Iterator[None]:
+    """Fail a test that leaves another number of threads: the sums of later tests would have other bits."""
+    before = torch.get_num_threads()
+    yield
+    after = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert after == before, f"this test leaves torch with {after} threads instead of {before}: use preserve_threads()"
+
+
+@pytest.fixture(autouse=True)
 def seeds() -> None:
     """Seed all generators, so that each test has the same random numbers in any order."""
     random.seed(0)

@@ -19,6 +19,7 @@ from clearhead.apps.check.handwritten.files import KINDS, compare_file, python_f
 from clearhead.apps.check.handwritten.report import Report
 from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError, RunFailure
+from clearhead.training.random_state import preserve_threads
 
 pytestmark = pytest.mark.slow
 SETTINGS = {"width": 12, "heads": 3}
@@ -160,7 +161,8 @@ def test_threads(tmp_path: Path, capsys) -> None:
     path = tmp_path / "mine.py"
     path.write_text("import torch\nraise ValueError(f'{torch.get_num_threads()} threads')")
     for options, number in (((), 1), (("--threads", "2"), 2)):
-        assert main(["check", str(path), *options]) == 2
+        with preserve_threads():
+            assert main(["check", str(path), *options]) == 2
         assert f"ValueError at mine.py:2: {number} threads" in capsys.readouterr().err
 
 
