@@ -16,12 +16,10 @@ from clearhead.checkpoints.reference import ModelReference
 from clearhead.checkpoints.weights.files import (
     SavedTensors,
     Stream,
-    load_merged,
     observe_weights,
-    refuse_misfits,
+    open_merged,
     refuse_nan_in,
 )
-from clearhead.checkpoints.weights.lora import LOW_RANK
 from clearhead.core import Transformer, build
 from clearhead.fast.stored import BF16, StorageFormat, WeightForm, formats_of, keep_16_bits, store, widen_weights
 from clearhead.model.facade import Model
@@ -73,22 +71,16 @@ def open_model(reference: ModelReference) -> OpenModel:
 
 
 def _open_saved(reference: ModelReference) -> OpenModel:
-    read_tensors: list[Weights] = []
+    read_tensors: list[tuple[Weights, Weights]] = []
     files: list[MappedFile] = []
 
     def fill(spec: ModelSpec, path: Path) -> Transformer:
         files.append(observe_weights(path))
-        tensors: Weights = SavedTensors(path)
-        if any(name.rpartition(".")[2] in LOW_RANK for name in tensors):
-            tensors = load_merged(path)
-        read_tensors.append(tensors)
-        outlines = tensors.outlines if isinstance(tensors, SavedTensors) else tensors
-        refuse_misfits(store(build(spec, device="meta"), formats_of(tensors)), outlines, source=str(path))
+        read_tensors.append(open_merged(spec, path))
         return build(spec, device="meta")
 
-    model, tensors = read_saved(reference, fill), read_tensors[-1]
+    model, (tensors, outlines) = read_saved(reference, fill), read_tensors[-1]
     kinds = formats_of(tensors)
-    outlines = tensors.outlines if isinstance(tensors, SavedTensors) else tensors
     dtypes = {address: tensor.dtype for address, tensor in outlines.items()}
     dtypes |= {f"{owner}.weight": kind.entries[0].dtype for owner, kind in kinds.items()}
     saved = tensors if kinds and isinstance(tensors, SavedTensors) else None

@@ -20,15 +20,17 @@ from clearhead.checkpoints.reference import SPEC_FILE
 from clearhead.checkpoints.runs.checkpoint import checkpoint_steps, read_choices
 from clearhead.checkpoints.runs.directory import JOB_FILE, RUN_FILE, TASK_FILE, RunDirectory, open_run, read_job
 from clearhead.checkpoints.weights.lora import adapt, describe_adaptation
-from clearhead.core import Transformer, build
+from clearhead.core import Transformer
 from clearhead.data.batches.base import Batch, count_tokens
 from clearhead.fast.busy_waiting import adapt_waiting
 from clearhead.fast.replica import refuse_to_run, use_eager
+from clearhead.fast.stored import StorageFormat
 from clearhead.fast.training.tree import training_tree
 from clearhead.spec import Model
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.data_files import DATA_FILES, compare_files, describe_files
+from clearhead.training.frozen_base import build_base, choose_base_formats, formats_from_text, formats_to_text
 from clearhead.training.init_from import InitialModel, find_initial_model, load_resumed_model, take_weights
 from clearhead.training.loop import Trainer
 from clearhead.training.memory import limit_kernel_cache, memory_in_use
@@ -266,6 +268,8 @@ def load_tokenizers(path: Path) -> TokenizerPair:
 
 # Key of the choice with the addresses of the tensors that LoRA trains whole.
 NEW_TENSORS: Final = "new_tensors"
+# Key of the choice with the frozen matrices that LoRA keeps in 16 bits.
+BASE_FORMATS: Final = "base_formats"
 
 
 @dataclass(frozen=True)
@@ -277,6 +281,7 @@ class BuiltModel:
         module: the plain module.
         is_sharded: True if the weights are sharded over the processes.
         new: the addresses of the tensors that the initial model does not have.
+        base_formats: the formats of the frozen matrices in 16 bits, by the addresses of their modules.
         precision: the precision of the computation.
         compiles: True if the training is compiled.
     """
@@ -285,6 +290,7 @@ class BuiltModel:
     module: Transformer
     is_sharded: bool
     new: Sequence[str]
+    base_formats: Mapping[str, StorageFormat]
     precision: Literal["fp32", "bf16"]
     compiles: bool
 
@@ -298,13 +304,22 @@ def build_model(data: PreparedData) -> BuiltModel:
     run, spec = data.run, data.parts.spec
     run_file, process = run.run_file, run.processes.this
     seed_everything(run_file.train.seed)
-    is_sharded = process.size > 1 and shares_model(run_file, spec, run.device, run.processes)
+    formats = _choose_base_formats(data)
+    is_sharded = process.size > 1 and shares_model(run_file, spec, run.device, run.processes, formats)
     if is_sharded:
         refuse_sharing(run.ranks_without_folder, run.path)
-    refuse_large(spec, run.device, is_trained_whole=run_file.lora is None, process=process, is_sharded=is_sharded)
+        formats = {}  # shards of one group have one dtype
+    refuse_large(
+        spec,
+        run.device,
+        is_trained_whole=run_file.lora is None,
+        formats=formats,
+        process=process,
+        is_sharded=is_sharded,
+    )
     # A sharded model may not fit on one device: the first process builds it in main memory and sends each shard.
-    before_sharing = "cpu" if run.processes.is_first else "meta"
-    module = build(spec, device=before_sharing if is_sharded else run.device)
+    before_sharing = torch.device("cpu" if run.processes.is_first else "meta")
+    module = build_base(spec, formats, before_sharing if is_sharded else run.device)
     if run.eager_reason:
         use_eager(module, run.eager_reason)
     new = _take_weights(data, module, is_sharded=is_sharded)
@@ -312,7 +327,18 @@ def build_model(data: PreparedData) -> BuiltModel:
         run.progress.message(describe_adaptation(module, adapt(module, **run_file.lora.model_dump(), new=new)))
     precision = _choose_precision(data, module, is_sharded=is_sharded)
     compiles = _choose_compile(data, module, precision, is_sharded=is_sharded)
-    return BuiltModel(data, module, is_sharded, new, precision, compiles)
+    return BuiltModel(data, module, is_sharded, new, formats, precision, compiles)
+
+
+def _choose_base_formats(data: PreparedData) -> dict[str, StorageFormat]:
+    """Return the 16-bit formats of the frozen matrices of a LoRA run; a resumed run keeps its formats."""
+    run = data.run
+    if run.is_resumed:
+        return formats_from_text(str(run.choices.get(BASE_FORMATS, "")))
+    formats: dict[str, StorageFormat] = {}
+    if run.processes.is_first:
+        formats = choose_base_formats(run.run_file, data.parts.spec, data.initial, data.parts.record, run.device)
+    return run.processes.broadcast(formats)
 
 
 def _take_weights(data: PreparedData, module: Transformer, *, is_sharded: bool) -> list[str]:
@@ -468,6 +494,7 @@ def _settings(model: BuiltModel, steps: int | None) -> TrainSettings:
     }
     if run.run_file.lora is not None:
         choices[NEW_TENSORS] = " ".join(model.new)
+        choices[BASE_FORMATS] = formats_to_text(model.base_formats)
     table = train.model_dump()
     table |= {"precision": model.precision, "compile": model.compiles}
     table |= {"validate_every": in_steps(train.validate_every, steps)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,8 +18,9 @@ from clearhead.checkpoints.hf.mapping.family import Variant
 from clearhead.checkpoints.hf.mapping.tensor_rules import BoundRule
 from clearhead.checkpoints.reference import SPEC_FILE, ModelReference
 from clearhead.checkpoints.runs.directory import ModelFiles, find_files, origin_of, read_task
-from clearhead.checkpoints.weights.files import load_merged, load_module_from
+from clearhead.checkpoints.weights.files import merged_dtypes, open_merged
 from clearhead.core import Transformer, build
+from clearhead.fast.stored import widen_weights
 from clearhead.spec import Head, Model, validate
 from clearhead.spec.tasks.record import Repeats, TaskRecord
 from clearhead.spec.tasks.registry import find_task, tasks_with_outputs
@@ -38,7 +39,9 @@ class InitialModel:
         spec: the spec of the model.
         tokenizers: the tokenizers of the model.
         record: the record of the task for which the model was trained.
-        tensors: a function that loads the weights by address.
+        tensors: a function that reads the weights one at a time, each with its address, in the dtype of its file;
+            quantized weights become fp32.
+        dtypes: a function that returns the dtypes of these weights by address.
         hf_checkpoint: the Hugging Face checkpoint of the model, or the one from which it was fine-tuned. None means
             that there is none.
     """
@@ -47,7 +50,8 @@ class InitialModel:
     spec: Model
     tokenizers: TokenizerPair
     record: TaskRecord
-    tensors: Callable[[], Mapping[str, Tensor]]
+    tensors: Callable[[], Iterable[tuple[str, Tensor]]]
+    dtypes: Callable[[], Mapping[str, torch.dtype]]
     hf_checkpoint: HFCheckpoint | None = None
 
     def has_labels_of(self, record: TaskRecord) -> bool:
@@ -164,13 +168,12 @@ def load_resumed_model(run: Path) -> InitialModel:
     Raises:
         InputError: a file of the run is missing.
     """
-    return _load_folder_model(str(run), run, dict)
+    return _load_folder_model(str(run), run)
 
 
 def _load_checkpoint_model(reference: str, folder: Path) -> InitialModel:
-    hf_checkpoint = HFCheckpoint.load(folder)
-    pretrained = hf_checkpoint.loaded
-    assert pretrained is not None, "HFCheckpoint.load must set `loaded`"
+    hf_checkpoint, opened = HFCheckpoint.read_headers(folder)
+    pretrained = opened.loaded
     tokenizers = hf_checkpoint.tokenizers.pair
     tokenizers.check_rows(pretrained.module.num_source_ids, pretrained.module.num_target_ids, reference)
     return InitialModel(
@@ -178,27 +181,31 @@ def _load_checkpoint_model(reference: str, folder: Path) -> InitialModel:
         spec=pretrained.module.spec,
         tokenizers=tokenizers,
         record=pretrained.task,
-        tensors=pretrained.module.state_dict,
+        tensors=opened.tensors,
+        dtypes=opened.dtypes,
         hf_checkpoint=hf_checkpoint,
     )
 
 
 def _load_run_model(files: ModelFiles) -> InitialModel:
-    return _load_folder_model(str(files.weights), files.folder, lambda: _load_tensors(files))
+    return _load_folder_model(str(files.weights), files.folder, files.weights)
 
 
-def _load_tensors(files: ModelFiles) -> Mapping[str, Tensor]:
-    model = Model.from_file(files.folder / SPEC_FILE)
-    return load_module_from(model, load_merged(files.weights), source=str(files.weights)).state_dict()
-
-
-def _load_folder_model(name: str, folder: Path, tensors: Callable[[], Mapping[str, Tensor]]) -> InitialModel:
+def _load_folder_model(name: str, folder: Path, weights: Path | None = None) -> InitialModel:
+    """Return the model of a folder; `weights` is the file of its weights, or None if they are not needed."""
     model = Model.from_file(folder / SPEC_FILE)
     tokenizers, record, origin = TokenizerPair.load(folder), read_task(folder), origin_of(folder)
     hf_checkpoint = None
     if origin is not None:
         hf_checkpoint = HFCheckpoint.from_origin(origin, build(model, device="meta"), record, tokenizers)
-    return InitialModel(name, model, tokenizers, record, tensors, hf_checkpoint)
+
+    def tensors() -> Iterable[tuple[str, Tensor]]:
+        return () if weights is None else widen_weights(open_merged(model, weights)[0])
+
+    def dtypes() -> Mapping[str, torch.dtype]:
+        return {} if weights is None else merged_dtypes(weights)
+
+    return InitialModel(name, model, tokenizers, record, tensors, dtypes, hf_checkpoint)
 
 
 def _select_languages(initial: InitialModel, source: str | None, target: str | None) -> InitialModel:
@@ -230,27 +237,43 @@ def take_weights(
     Raises:
         InputError: a tensor is missing.
     """
-    tensors, wanted = dict(initial.tensors()), module.state_dict()
-    same_head = module.spec.head == initial.spec.head
-    if find_task(record.kind).learns_head:
-        same_head &= initial.has_labels_of(record)
-    copied = {
-        name: tensor for name, tensor in tensors.items() if name in wanted and (same_head or not _is_head_tensor(name))
-    }
-    copied |= {} if same_head else initial.head_tensors(module, record.kind)
+    wanted, copied, names = module.state_dict(), set[str](), set[str]()
+    same_head = _keeps_head(module.spec, initial, record)
+    with torch.no_grad():
+        for name, tensor in initial.tensors():
+            names.add(name)
+            if name in wanted and is_copied(name, module.spec, initial, record):
+                wanted[name].copy_(tensor)
+                copied.add(name)
+        for name, tensor in {} if same_head else initial.head_tensors(module, record.kind).items():
+            wanted[name].copy_(tensor)
+            copied.add(name)
     new = [name for name in wanted if name not in copied]
     lost = [name for name in new if same_head or not _is_head_tensor(name)]
     if lost:
         raise InputError(f"[task] init: {initial.name} lacks the tensors {', '.join(lost)}: use a complete model")
-    with torch.no_grad():
-        for name, tensor in copied.items():
-            wanted[name].copy_(tensor)
-    dropped = len(tensors.keys() - copied.keys())
     progress.message(
         f"from {initial.name}: {len(copied)} tensors copied, {len(new)} new ({', '.join(new) or 'none'}), "
-        f"{dropped} not used"
+        f"{len(names - copied)} not used"
     )
     return new
+
+
+def is_copied(name: str, model: Model, initial: InitialModel, record: TaskRecord) -> bool:
+    """Return whether a run takes a tensor of this address from its initial model.
+
+    Args:
+        name: the address of the tensor.
+        model: the spec of the model to train.
+        initial: the initial model.
+        record: the record of the task to train.
+    """
+    return not _is_head_tensor(name) or _keeps_head(model, initial, record)
+
+
+def _keeps_head(model: Model, initial: InitialModel, record: TaskRecord) -> bool:
+    is_same = model.head == initial.spec.head
+    return is_same and (not find_task(record.kind).learns_head or initial.has_labels_of(record))
 
 
 def _is_head_tensor(name: str) -> bool:

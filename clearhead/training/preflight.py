@@ -18,10 +18,12 @@ from clearhead.base.errors import InputError, is_out_of_memory
 from clearhead.base.machine import choose_precision, free_memory, refuse_memory
 from clearhead.base.printing import human_bytes, num_parameters
 from clearhead.base.progress import SILENT, Display
+from clearhead.checkpoints.weights.lora import LOW_RANK
 from clearhead.core import Transformer, build
 from clearhead.data.batches.base import Batch, Batches, BatchT
 from clearhead.fast.memory import MemoryForecast, forecast_memory
 from clearhead.fast.probe import has_fast_bf16
+from clearhead.fast.stored import StorageFormat
 from clearhead.fast.training.tree import training_tree
 from clearhead.generate.batching import device_of
 from clearhead.spec import Model
@@ -186,22 +188,30 @@ class Preflight:
 
 
 def refuse_large(
-    model: Model, device: torch.device, *, is_trained_whole: bool, process: Process = ALONE, is_sharded: bool = False
+    model: Model,
+    device: torch.device,
+    *,
+    is_trained_whole: bool,
+    formats: Mapping[str, StorageFormat] | None = None,
+    process: Process = ALONE,
+    is_sharded: bool = False,
 ) -> None:
     """Refuse a model whose training cannot fit into memory, before the model is built.
 
     Args:
         model: the spec of the model.
         device: the device for training.
-        is_trained_whole: True if every weight has a gradient and two optimizer moments; False with LoRA.
+        is_trained_whole, formats: same as in `least_memory`.
         process: this process among all that train together.
         is_sharded: True if the model is sharded over the processes.
 
     Raises:
         InputError: the memory is too small.
     """
-    count = num_parameters(build(model, device="meta"))
-    needed = least_memory(count, is_trained_whole=is_trained_whole) // (process.size if is_sharded else 1)
+    module = build(model, device="meta")
+    count = num_parameters(module)
+    needed = least_memory(module, is_trained_whole=is_trained_whole, formats=formats)
+    needed //= process.size if is_sharded else 1
     advice = "lower model.layers or model.width"
     if process.size > 1 and not is_sharded:
         advice += ", or share the model among the processes with train.parallel = 'fsdp'"
@@ -209,9 +219,21 @@ def refuse_large(
     refuse_memory(needed, f"Training {count:,} parameters", free=free, advice=advice)
 
 
-def least_memory(count: int, *, is_trained_whole: bool) -> int:
-    """Return the minimum memory in bytes to train `count` parameters."""
-    return count * (TRAINING_BYTES if is_trained_whole else FP32_BYTES)
+def least_memory(
+    module: Transformer, *, is_trained_whole: bool, formats: Mapping[str, StorageFormat] | None = None
+) -> int:
+    """Return the minimum memory in bytes to train a model.
+
+    Args:
+        module: the model, which may be on the meta device.
+        is_trained_whole: True if every weight has a gradient and two optimizer moments; False with LoRA.
+        formats: the formats of frozen matrices in 16 bits, by the addresses of their modules. None means none.
+    """
+    count = num_parameters(module)
+    if is_trained_whole:
+        return count * TRAINING_BYTES
+    stored = sum(module.get_parameter(f"{address}.weight").numel() for address in formats or ())
+    return (count - stored) * FP32_BYTES + stored * torch.bfloat16.itemsize
 
 
 def free_for_each(device: torch.device, processes_here: int) -> int:
@@ -290,7 +312,13 @@ def _forecast_precisions(module: nn.Module) -> Sequence[MemoryForecast]:
     """Return the memory that the trained model needs in each precision; empty if it is small or has no spec."""
     if not isinstance(module, Transformer) or weight_bytes(module) < LARGE_MODEL:
         return ()
-    return forecast_memory(module.spec, is_mapped=False)
+    # A load merges low-rank matrices into fp32.
+    adapted = {name.rpartition(".")[0] for name, _ in module.named_parameters() if name.endswith(f".{LOW_RANK[0]}")}
+    dtypes = {
+        name: tensor.dtype if name.rpartition(".")[0] not in adapted else torch.float32
+        for name, tensor in module.state_dict().items()
+    }
+    return forecast_memory(module.spec, dtypes, is_mapped=False)
 
 
 def disk_forecast(module: nn.Module, settings: TrainSettings) -> tuple[int, int]:

@@ -12,12 +12,12 @@ from clearhead.base.errors import InputError, is_out_of_memory
 from clearhead.base.machine import choose_device
 from clearhead.base.progress import message
 from clearhead.checkpoints.weights.lora import adapt
-from clearhead.core import build
 from clearhead.data.batches.base import Batch
 from clearhead.spec.describe import count_noun
 from clearhead.spec.tasks.base import Recipe, Size
 from clearhead.spec.tasks.registry import find_task
 from clearhead.text.pair import TokenizerPair
+from clearhead.training.frozen_base import build_base, choose_base_formats
 from clearhead.training.init_from import InitialModel, take_weights
 from clearhead.training.optim.optimizers import build_optimizer
 from clearhead.training.preflight import Trial, faster_precision, measure_step_cost
@@ -220,7 +220,8 @@ class RunFileFitter:
         run_file, parts = self.parse_choice(choice), self.prepare_task(choice)
         device = choose_device(run_file.train.device)
         seed_everything(run_file.train.seed)
-        module = build(parts.spec, device=device)
+        formats = choose_base_formats(run_file, parts.spec, self.initial, parts.record, device)
+        module = build_base(parts.spec, formats, device)
         if self.initial is not None:
             new = take_weights(module, self.initial, parts.record, TrainingProgress())
             if run_file.lora is not None:

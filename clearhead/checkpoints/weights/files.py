@@ -248,6 +248,41 @@ def load_merged(path: Path) -> dict[str, Tensor]:
     return merge_low_rank(tensors) if any(name.rpartition(".")[2] in LOW_RANK for name in tensors) else tensors
 
 
+def open_merged(model: Model, path: Path) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+    """Open the weights of a run or a saved model without reading them; low-rank matrices are read and merged.
+
+    Args:
+        model: the spec of the model.
+        path: the file of the weights.
+
+    Returns:
+        The tensors by address, each in a separate memory mapping, and tensors of the same shapes and dtypes.
+
+    Raises:
+        InputError: same cases as in `load_merged` and `fill`.
+    """
+    tensors: Mapping[str, Tensor] = SavedTensors(path)
+    if any(name.rpartition(".")[2] in LOW_RANK for name in tensors):
+        tensors = load_merged(path)
+    outlines = tensors.outlines if isinstance(tensors, SavedTensors) else tensors
+    refuse_misfits(store(build(model, device="meta"), formats_of(tensors)), outlines, source=str(path))
+    return tensors, outlines
+
+
+def merged_dtypes(path: Path) -> dict[str, torch.dtype]:
+    """Return the dtypes of the weights of a run or a saved model by address, as `open_merged` returns them.
+
+    Raises:
+        InputError: same cases as in `load_merged`.
+    """
+    outlines = SavedTensors(path).outlines
+    adapted = {name.rpartition(".")[0] for name in outlines if name.rpartition(".")[2] in LOW_RANK}
+    return {
+        name: torch.promote_types(tensor.dtype, torch.float32) if name.rpartition(".")[0] in adapted else tensor.dtype
+        for name, tensor in outlines.items()
+    }
+
+
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
     """Load named tensors into a module, which may be on the meta device, without copying them.
 

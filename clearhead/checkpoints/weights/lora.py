@@ -14,13 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.base.errors import InputError
-from clearhead.base.printing import num_parameters
+from clearhead.base.printing import human_bytes, num_parameters
+from clearhead.fast.replica import override
+from clearhead.fast.stored import Stored
+from clearhead.fast.training.frozen import frozen_linear, stored_weight
 from clearhead.spec.addresses import nearest_address, select_addresses
 
 DEFAULT_TARGETS = ("**.query", "**.key", "**.value", "**.function.out")
@@ -35,7 +40,7 @@ class AdaptedLinear(nn.Linear):
     """A frozen linear layer plus the trained product of two low-rank matrices.
 
     Args:
-        linear: the frozen layer; its tensors are shared, not copied.
+        linear: the frozen layer; its tensors are shared, not copied. A weight that is stored in 16 bits stays so.
         rank: the rank of the low-rank matrices.
         scale: the factor on the low-rank output.
         dropout: the dropout rate on the low-rank input.
@@ -43,19 +48,26 @@ class AdaptedLinear(nn.Linear):
 
     def __init__(self, linear: nn.Linear, *, rank: int, scale: float, dropout: float) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
-        self.weight: Tensor = linear.weight
+        weight = stored_weight(linear)
+        self.weight: Tensor = linear.weight if weight is None else weight
         self.bias: nn.Parameter = linear.bias
-        self.lora_down: nn.Parameter = nn.Parameter(linear.weight.new_empty(rank, linear.in_features))
-        self.lora_up: nn.Parameter = nn.Parameter(linear.weight.new_zeros(linear.out_features, rank))
+        options: Any = {"dtype": torch.promote_types(self.weight.dtype, torch.float32), "device": self.weight.device}
+        self.lora_down: nn.Parameter = nn.Parameter(torch.empty(rank, linear.in_features, **options))
+        self.lora_up: nn.Parameter = nn.Parameter(torch.zeros(linear.out_features, rank, **options))
         self.lora_scale: Tensor
-        self.register_buffer(_SCALE, linear.weight.new_tensor(scale))
+        self.register_buffer(_SCALE, torch.tensor(scale, **options))
         self.dropout: nn.Dropout = nn.Dropout(dropout)
         nn.init.kaiming_uniform_(self.lora_down, a=math.sqrt(5))
 
     def forward(self, x_I: Float[Tensor, "*axes inputs"]) -> Float[Tensor, "*axes outputs"]:
         """Return the sum of the frozen and the low-rank output."""
         low_R = F.linear(self.dropout(x_I), self.lora_down)
-        return F.linear(x_I, self.weight, self.bias) + self.lora_scale * F.linear(low_R, self.lora_up)
+        weight_OI = stored_weight(self)
+        if weight_OI is None:
+            frozen_O = F.linear(x_I, self.weight, self.bias)
+        else:
+            frozen_O = frozen_linear(x_I, weight_OI, self.bias)
+        return frozen_O + self.lora_scale * F.linear(low_R, self.lora_up)
 
 
 def adapt(
@@ -91,6 +103,9 @@ def adapt(
     for address in chosen:
         parent, _, leaf = address.rpartition(".")
         adapted = AdaptedLinear(linears[address], rank=rank, scale=scale, dropout=dropout)
+        linear: nn.Module = linears[address]
+        if isinstance(linear, Stored):
+            override(adapted, Stored).format = linear.format
         setattr(module.get_submodule(parent), leaf, adapted)
     return chosen
 
@@ -111,6 +126,8 @@ def _choose_layers(names: Sequence[str], targets: Sequence[str]) -> list[str]:
 
 def merge_low_rank(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors with the low-rank matrices merged into the weights of their linear layers.
+
+    A merged weight is fp32 if the frozen weight has 16 bits, since 16 bits would round the low-rank update away.
 
     Args:
         tensors: the tensors of a run's checkpoint, by address.
@@ -135,11 +152,19 @@ def merge_low_rank(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 "weight"
             )
         change_OI = up.double() @ down.double()
-        result[f"{address}.weight"] = (weight_OI.double() + float(scale) * change_OI).to(weight_OI.dtype)
+        dtype = torch.promote_types(weight_OI.dtype, torch.float32)
+        result[f"{address}.weight"] = (weight_OI.double() + float(scale) * change_OI).to(dtype)
     return result
 
 
 def describe_adaptation(module: nn.Module, chosen: Sequence[str]) -> str:
-    """Return a line about the number of adapted layers and the share of parameters that train."""
+    """Return a line about the adapted layers, the share of parameters that train, and the weights in 16 bits."""
     trained = num_parameters(module, only_trained=True)
-    return f"LoRA in {len(chosen)} linear layers: {trained:,} of {num_parameters(module):,} parameters train"
+    line = f"LoRA in {len(chosen)} linear layers: {trained:,} of {num_parameters(module):,} parameters train"
+    in_16_bits = sum(0 if (weight := stored_weight(each)) is None else weight.nbytes for each in module.modules())
+    if in_16_bits:
+        line += (
+            f"; {human_bytes(in_16_bits)} of frozen weights stay in 16 bits, and a step in fp32 widens one matrix at a "
+            "time"
+        )
+    return line

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.fast.native.load import uses_kernels
 from clearhead.fast.probe import processor
 
 
@@ -22,9 +23,18 @@ def has_faster_products() -> bool:
 
 def multiplies(x: Tensor, weight: Tensor) -> bool:
     """Return whether `linear` supports a layer: rows and weights in fp32, with gradients enabled."""
-    is_plain = type(weight) is nn.Parameter and x.dtype == weight.dtype == torch.float32
+    return type(weight) is nn.Parameter and weight.dtype == torch.float32 and _are_multiplied(x)
+
+
+def multiplies_frozen(x: Tensor) -> bool:
+    """Return whether `product` should multiply rows with a frozen weight: in fp32, with gradients enabled."""
+    return uses_kernels() and has_faster_products() and _are_multiplied(x)
+
+
+def _are_multiplied(x: Tensor) -> bool:
     is_traced = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
-    return is_plain and not is_traced and torch.is_grad_enabled() and x.dim() >= 2 and x.numel() > 0
+    is_plain = x.dtype == torch.float32 and not is_traced
+    return is_plain and torch.is_grad_enabled() and x.dim() >= 2 and x.numel() > 0
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -39,7 +49,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y
 
 
-def _product(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+def product(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """Return x weight^T + bias by oneDNN; the arguments are those of `linear`."""
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x_MK, weight_NK, bias_N, "none", [], "")
     return y
 
@@ -48,7 +59,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight_NK)
-        return _product(x, weight_NK, bias_N)
+        return product(x, weight_NK, bias_N)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -57,7 +68,7 @@ class _Linear(torch.autograd.Function):
         gradient_MN, x_MK = gradient.flatten(0, -2), x.flatten(0, -2)
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad
         return (
-            _product(gradient_MN, weight_NK.t()).view_as(x) if wants_x else None,
-            _product(gradient_MN.t(), x_MK.t()) if wants_weight else None,
+            product(gradient_MN, weight_NK.t()).view_as(x) if wants_x else None,
+            product(gradient_MN.t(), x_MK.t()) if wants_weight else None,
             gradient_MN.sum(0) if wants_bias else None,
         )

@@ -23,6 +23,7 @@ from clearhead.fast.native import load
 from clearhead.fast.native.abi import ACTIVATIONS, NO_ACTIVATION, LinearArgs, LinearCall, address
 from clearhead.fast.native.options import TRAINING
 from clearhead.fast.replica import plain_type
+from clearhead.fast.stored import Stored
 
 Rows = Float[Tensor, "*axes inputs"]
 Outputs = Float[Tensor, "*axes outputs"]
@@ -38,7 +39,7 @@ def has_products() -> bool:
 
 def is_served(module: nn.Module) -> bool:
     """Return whether the kernels support a module: a plain fp32 linear layer whose sizes are multiples of `BLOCK`."""
-    if plain_type(module) is not nn.Linear or is_seen(module):
+    if plain_type(module) is not nn.Linear or isinstance(module, Stored) or is_seen(module):
         return False
     assert isinstance(module, nn.Linear)
     weight = module.weight

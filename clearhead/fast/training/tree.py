@@ -21,9 +21,11 @@ from clearhead.fast.native.load import uses_kernels
 from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.replica import override, plain_type, replica
 from clearhead.fast.stack import is_altered
+from clearhead.fast.stored import Stored
 from clearhead.fast.training.attention import attention, needs_weights, rotation
 from clearhead.fast.training.dropout import RandomBitDropout, SeededDropout
 from clearhead.fast.training.float_linear import has_faster_products, linear, multiplies
+from clearhead.fast.training.frozen import freeze_stored
 from clearhead.fast.training.linear import feed_forward, has_products, is_served, linears, serves_network
 from clearhead.fast.training.norm import normalize, normalizes
 from clearhead.fast.training.stream import FusedStream, dropout, stream_branches
@@ -74,6 +76,8 @@ def training_tree(
             fuse_attention(tree)
         if precision == "bf16" and not compiles:  # the compiler fuses the casts
             _round_outputs(tree)
+    if any(isinstance(submodule, Stored) for submodule in tree.modules()):
+        freeze_stored(tree)
     for submodule in tree.modules():
         if recomputes_layers and isinstance(submodule, Layer):
             override(submodule, RecomputedLayer)
@@ -89,7 +93,7 @@ def _fuse(tree: nn.Module, precision: str, recomputes_layers: bool) -> None:
     for module in modules:
         if isinstance(module, RMSNorm):
             override(module, FusedRMSNorm)
-        if precision == "fp32" and plain_type(module) is nn.Linear and has_faster_products():
+        if precision == "fp32" and _is_linear(module) and has_faster_products():
             override(module, FloatLinear)
     if precision != "bf16" or not has_fast_bf16(torch.device("cpu")):
         return
@@ -103,7 +107,7 @@ def _fuse(tree: nn.Module, precision: str, recomputes_layers: bool) -> None:
             elif isinstance(module, Attention):
                 has_own_forward = plain_type(module).forward is not Attention.forward
                 override(module, FusedAttention if has_own_forward else FusedSelfAttention)
-            elif plain_type(module) is nn.Linear:
+            elif _is_linear(module):
                 override(module, FusedLinear)
             elif plain_type(module) is FeedForward:
                 override(module, FusedFeedForward)
@@ -115,6 +119,11 @@ def _fuse(tree: nn.Module, precision: str, recomputes_layers: bool) -> None:
                 fused = override(stack, FusedStream)
                 fused.branches, fused.is_memory = branches, stack is encoder and decoder is not None
                 fused.watched_modules = *stack.layers.modules(), stack.final_norm
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Return whether a module is a plain linear layer whose weight is a parameter."""
+    return plain_type(module) is nn.Linear and not isinstance(module, Stored)
 
 
 def _round_outputs(tree: nn.Module) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,12 +16,12 @@ from torch import nn
 
 from clearhead.base.errors import InputError
 from clearhead.base.files import open_model_file
-from clearhead.base.printing import num_parameters
 from clearhead.base.temporary_files import temporary_path
 from clearhead.checkpoints.runs.checkpoint import checkpoint_steps
 from clearhead.checkpoints.runs.directory import differing_keys, flatten_keys, list_files_to_seal
 from clearhead.core import build
 from clearhead.data.batches.base import Batches, Loss
+from clearhead.fast.stored import StorageFormat
 from clearhead.spec import Model
 from clearhead.training.parallel.engines import RankBatch, ReplicatedEngine, TrainingEngine, take_rank_rows
 from clearhead.training.parallel.processes import Processes
@@ -177,7 +177,13 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def shares_model(run_file: RunFile, model: Model, device: torch.device, processes: Processes) -> bool:
+def shares_model(
+    run_file: RunFile,
+    model: Model,
+    device: torch.device,
+    processes: Processes,
+    formats: Mapping[str, StorageFormat] | None = None,
+) -> bool:
     """Return whether the model is sharded over the processes (FSDP2); else each process holds all of it (DDP).
 
     Args:
@@ -186,12 +192,13 @@ def shares_model(run_file: RunFile, model: Model, device: torch.device, processe
         model: the spec of the model.
         device: the device of this process.
         processes: the processes that train together.
+        formats: the formats of frozen matrices, same as in `least_memory`.
     """
     parallel = run_file.train.parallel
     if processes.size == 1 or parallel != "auto":
         return processes.size > 1 and parallel == "fsdp"
-    count = num_parameters(build(model, device="meta"))
-    needed = least_memory(count, is_trained_whole=run_file.lora is None)
+    module = build(model, device="meta")
+    needed = least_memory(module, is_trained_whole=run_file.lora is None, formats=formats)
     return any(processes.all_gather(needed > free_for_each(device, processes.this.local_size)))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clearhead.base.printing import num_parameters
 from clearhead.core import build
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.training.parallel import agreement
@@ -15,7 +14,7 @@ from clearhead.training.runfile.read import parse_run_file
 from tests.training.runfile.test_read import MINIMAL
 
 MODEL = build_spec(Hyperparameters(layers=1, width=14, heads=2, feedforward=19), source_vocab=23, target_vocab=23)
-NEEDED = least_memory(num_parameters(build(MODEL, device="meta")), is_trained_whole=True)
+NEEDED = least_memory(build(MODEL, device="meta"), is_trained_whole=True)
 
 
 @pytest.mark.parametrize(
