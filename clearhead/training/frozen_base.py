@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -84,18 +85,19 @@ class _SharedMemory(TorchFunctionMode):
     def __init__(self, shapes: Collection[tuple[int, ...]]) -> None:
         super().__init__()
         self._shapes = shapes
-        self._memory: dict[tuple[int, ...], Tensor] = {}
+        self._memory: Tensor | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return a shared tensor for `torch.empty` with one of the shapes; call all other functions."""
+        """Return the shared memory for `torch.empty` with one of the shapes; call all other functions."""
         kwargs = kwargs or {}
-        sizes = args[0] if len(args) == 1 and not isinstance(args[0], int) else args
-        if func is not torch.empty or tuple(sizes) not in self._shapes:
+        if func is not torch.empty or kwargs.get("dtype") is not None:
             return func(*args, **kwargs)
-        shape = tuple(sizes)
-        if shape not in self._memory:
-            self._memory[shape] = func(*args, **kwargs)
-        return self._memory[shape].detach()
+        shape = tuple(args[0] if len(args) == 1 and not isinstance(args[0], int) else args)
+        if shape not in self._shapes:
+            return func(*args, **kwargs)
+        if self._memory is None:
+            self._memory = func(max(map(math.prod, self._shapes)), **kwargs)
+        return self._memory[: math.prod(shape)].view(shape)
 
 
 def formats_to_text(formats: Mapping[str, StorageFormat]) -> str:
