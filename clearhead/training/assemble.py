@@ -20,7 +20,7 @@ from clearhead.checkpoints.reference import SPEC_FILE
 from clearhead.checkpoints.runs.checkpoint import checkpoint_steps, read_choices
 from clearhead.checkpoints.runs.directory import JOB_FILE, RUN_FILE, TASK_FILE, RunDirectory, open_run, read_job
 from clearhead.checkpoints.weights.lora import adapt, describe_adaptation
-from clearhead.core import Transformer
+from clearhead.core import Transformer, build
 from clearhead.data.batches.base import Batch, count_tokens
 from clearhead.fast.busy_waiting import adapt_waiting
 from clearhead.fast.replica import refuse_to_run, use_eager
@@ -319,7 +319,8 @@ def build_model(data: PreparedData) -> BuiltModel:
     )
     # A sharded model may not fit on one device: the first process builds it in main memory and sends each shard.
     before_sharing = torch.device("cpu" if run.processes.is_first else "meta")
-    module = build_base(spec, formats, before_sharing if is_sharded else run.device)
+    device = before_sharing if is_sharded else run.device
+    module = build_base(spec, formats, device) if formats else build(spec, device=device)
     if run.eager_reason:
         use_eager(module, run.eager_reason)
     new = _take_weights(data, module, is_sharded=is_sharded)
@@ -333,6 +334,8 @@ def build_model(data: PreparedData) -> BuiltModel:
 def _choose_base_formats(data: PreparedData) -> dict[str, StorageFormat]:
     """Return the 16-bit formats of the frozen matrices of a LoRA run; a resumed run keeps its formats."""
     run = data.run
+    if run.run_file.lora is None:
+        return {}
     if run.is_resumed:
         return formats_from_text(str(run.choices.get(BASE_FORMATS, "")))
     formats: dict[str, StorageFormat] = {}

@@ -51,17 +51,14 @@ def build_base(model: Model, formats: Mapping[str, StorageFormat], device: torch
     Args:
         model: the spec of the model.
         formats: the formats of the frozen matrices by the addresses of their modules; their values are arbitrary.
-            Without formats, all weights are fp32.
         device: the device of the weights.
     """
-    if not formats:
-        return build(model, device=device)
-    with _SharedMemory(_replaced_shapes(model, formats)):
+    with _SharedMemory(_find_replaced_shapes(model, formats)):
         module = build(model, device=device)
     return store(module, formats)
 
 
-def _replaced_shapes(model: Model, formats: Mapping[str, StorageFormat]) -> set[tuple[int, ...]]:
+def _find_replaced_shapes(model: Model, formats: Mapping[str, StorageFormat]) -> set[tuple[int, ...]]:
     """Return the shapes of the weights whose initial values are never used: every weight of such a shape is stored."""
     if any(isinstance(node, Part) for _, node in walk(model)):
         return set()  # a custom module may use an uninitialized tensor otherwise

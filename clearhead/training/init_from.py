@@ -18,7 +18,8 @@ from clearhead.checkpoints.hf.mapping.family import Variant
 from clearhead.checkpoints.hf.mapping.tensor_rules import BoundRule
 from clearhead.checkpoints.reference import SPEC_FILE, ModelReference
 from clearhead.checkpoints.runs.directory import ModelFiles, find_files, origin_of, read_task
-from clearhead.checkpoints.weights.files import merged_dtypes, open_merged
+from clearhead.checkpoints.weights.files import SavedTensors, open_merged
+from clearhead.checkpoints.weights.lora import find_merged_dtypes
 from clearhead.core import Transformer, build
 from clearhead.fast.stored import widen_weights
 from clearhead.spec import Head, Model, validate
@@ -203,7 +204,7 @@ def _load_folder_model(name: str, folder: Path, weights: Path | None = None) -> 
         return () if weights is None else widen_weights(open_merged(model, weights)[0])
 
     def dtypes() -> Mapping[str, torch.dtype]:
-        return {} if weights is None else merged_dtypes(weights)
+        return {} if weights is None else find_merged_dtypes(SavedTensors(weights).outlines)
 
     return InitialModel(name, model, tokenizers, record, tensors, dtypes, hf_checkpoint)
 

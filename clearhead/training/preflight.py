@@ -18,7 +18,7 @@ from clearhead.base.errors import InputError, is_out_of_memory
 from clearhead.base.machine import choose_precision, free_memory, refuse_memory
 from clearhead.base.printing import human_bytes, num_parameters
 from clearhead.base.progress import SILENT, Display
-from clearhead.checkpoints.weights.lora import LOW_RANK
+from clearhead.checkpoints.weights.lora import find_merged_dtypes
 from clearhead.core import Transformer, build
 from clearhead.data.batches.base import Batch, Batches, BatchT
 from clearhead.fast.memory import MemoryForecast, forecast_memory
@@ -312,13 +312,7 @@ def _forecast_precisions(module: nn.Module) -> Sequence[MemoryForecast]:
     """Return the memory that the trained model needs in each precision; empty if it is small or has no spec."""
     if not isinstance(module, Transformer) or weight_bytes(module) < LARGE_MODEL:
         return ()
-    # A load merges low-rank matrices into fp32.
-    adapted = {name.rpartition(".")[0] for name, _ in module.named_parameters() if name.endswith(f".{LOW_RANK[0]}")}
-    dtypes = {
-        name: tensor.dtype if name.rpartition(".")[0] not in adapted else torch.float32
-        for name, tensor in module.state_dict().items()
-    }
-    return forecast_memory(module.spec, dtypes, is_mapped=False)
+    return forecast_memory(module.spec, find_merged_dtypes(module.state_dict()), is_mapped=False)
 
 
 def disk_forecast(module: nn.Module, settings: TrainSettings) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from clearhead import spec
 from clearhead.checkpoints.weights.files import load_tensors
 from clearhead.checkpoints.weights.lora import adapt, merge_low_rank
 from clearhead.fast.stored import BF16, FP16, StorageFormat, choose_formats, store
-from clearhead.fast.training.frozen import frozen_linear
+from clearhead.fast.training.frozen import multiply_frozen
 from clearhead.fast.training.tree import training_tree
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.training.assemble import train_run
@@ -162,9 +162,9 @@ def test_the_graph_keeps_the_stored_matrix_itself() -> None:
     x = torch.randn(2, 5, 16, requires_grad=True)
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda saved: (kept.append(saved), saved)[1], lambda saved: saved):
-        y = frozen_linear(x, weight, torch.randn(24))
+        y = multiply_frozen(x, weight, torch.randn(24))
         with torch.autocast("cpu", torch.bfloat16):
-            short = frozen_linear(x, weight, None)
+            short = multiply_frozen(x, weight, None)
     assert [saved.data_ptr() for saved in kept] == [weight.data_ptr()] * 2
     assert (y.dtype, short.dtype) == (torch.float32, torch.bfloat16)
     (short.sum() + y.sum()).backward()

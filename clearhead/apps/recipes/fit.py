@@ -12,6 +12,7 @@ from clearhead.base.errors import InputError, is_out_of_memory
 from clearhead.base.machine import choose_device
 from clearhead.base.progress import message
 from clearhead.checkpoints.weights.lora import adapt
+from clearhead.core import build
 from clearhead.data.batches.base import Batch
 from clearhead.spec.describe import count_noun
 from clearhead.spec.tasks.base import Recipe, Size
@@ -221,7 +222,7 @@ class RunFileFitter:
         device = choose_device(run_file.train.device)
         seed_everything(run_file.train.seed)
         formats = choose_base_formats(run_file, parts.spec, self.initial, parts.record, device)
-        module = build_base(parts.spec, formats, device)
+        module = build_base(parts.spec, formats, device) if formats else build(parts.spec, device=device)
         if self.initial is not None:
             new = take_weights(module, self.initial, parts.record, TrainingProgress())
             if run_file.lora is not None:

@@ -269,20 +269,6 @@ def open_merged(model: Model, path: Path) -> tuple[Mapping[str, Tensor], Mapping
     return tensors, outlines
 
 
-def merged_dtypes(path: Path) -> dict[str, torch.dtype]:
-    """Return the dtypes of the weights of a run or a saved model by address, as `open_merged` returns them.
-
-    Raises:
-        InputError: same cases as in `load_merged`.
-    """
-    outlines = SavedTensors(path).outlines
-    adapted = {name.rpartition(".")[0] for name in outlines if name.rpartition(".")[2] in LOW_RANK}
-    return {
-        name: torch.promote_types(tensor.dtype, torch.float32) if name.rpartition(".")[0] in adapted else tensor.dtype
-        for name, tensor in outlines.items()
-    }
-
-
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
     """Load named tensors into a module, which may be on the meta device, without copying them.
 

@@ -25,7 +25,7 @@ from clearhead.base.errors import InputError
 from clearhead.base.printing import human_bytes, num_parameters
 from clearhead.fast.replica import override
 from clearhead.fast.stored import Stored
-from clearhead.fast.training.frozen import frozen_linear, stored_weight
+from clearhead.fast.training.frozen import find_stored_weight, multiply_frozen
 from clearhead.spec.addresses import nearest_address, select_addresses
 
 DEFAULT_TARGETS = ("**.query", "**.key", "**.value", "**.function.out")
@@ -48,7 +48,7 @@ class AdaptedLinear(nn.Linear):
 
     def __init__(self, linear: nn.Linear, *, rank: int, scale: float, dropout: float) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
-        weight = stored_weight(linear)
+        weight = find_stored_weight(linear)
         self.weight: Tensor = linear.weight if weight is None else weight
         self.bias: nn.Parameter = linear.bias
         options: Any = {"dtype": torch.promote_types(self.weight.dtype, torch.float32), "device": self.weight.device}
@@ -62,11 +62,11 @@ class AdaptedLinear(nn.Linear):
     def forward(self, x_I: Float[Tensor, "*axes inputs"]) -> Float[Tensor, "*axes outputs"]:
         """Return the sum of the frozen and the low-rank output."""
         low_R = F.linear(self.dropout(x_I), self.lora_down)
-        weight_OI = stored_weight(self)
+        weight_OI = find_stored_weight(self)
         if weight_OI is None:
             frozen_O = F.linear(x_I, self.weight, self.bias)
         else:
-            frozen_O = frozen_linear(x_I, weight_OI, self.bias)
+            frozen_O = multiply_frozen(x_I, weight_OI, self.bias)
         return frozen_O + self.lora_scale * F.linear(low_R, self.lora_up)
 
 
@@ -157,11 +157,24 @@ def merge_low_rank(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
+def find_merged_dtypes(tensors: Mapping[str, Tensor]) -> dict[str, torch.dtype]:
+    """Return the dtype of each tensor by address, after the low-rank matrices among them are merged.
+
+    Args:
+        tensors: the tensors of a run's checkpoint by address; they may be on the meta device.
+    """
+    adapted = {name.rpartition(".")[0] for name in tensors if name.rpartition(".")[2] in LOW_RANK}
+    return {
+        name: torch.promote_types(tensor.dtype, torch.float32) if name.rpartition(".")[0] in adapted else tensor.dtype
+        for name, tensor in tensors.items()
+    }
+
+
 def describe_adaptation(module: nn.Module, chosen: Sequence[str]) -> str:
     """Return a line about the adapted layers, the share of parameters that train, and the weights in 16 bits."""
     trained = num_parameters(module, only_trained=True)
     line = f"LoRA in {len(chosen)} linear layers: {trained:,} of {num_parameters(module):,} parameters train"
-    in_16_bits = sum(0 if (weight := stored_weight(each)) is None else weight.nbytes for each in module.modules())
+    in_16_bits = sum(0 if (weight := find_stored_weight(each)) is None else weight.nbytes for each in module.modules())
     if in_16_bits:
         line += (
             f"; {human_bytes(in_16_bits)} of frozen weights stay in 16 bits, and a step in fp32 widens one matrix at a "

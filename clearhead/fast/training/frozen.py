@@ -25,7 +25,7 @@ from clearhead.fast.training.float_linear import product as onednn_product
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
-def frozen_linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None, product: Product = F.linear) -> Tensor:
+def multiply_frozen(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None, product: Product = F.linear) -> Tensor:
     """Compute x weight^T + bias with a frozen 16-bit weight, in the dtype of x, or in that of autocast.
 
     Results and gradients have the bits of the same product with a widened weight.
@@ -66,7 +66,7 @@ class _FrozenLinear(torch.autograd.Function):
         return x_gradient, None, gradient_MN.sum(0) if wants_bias else None, None
 
 
-def stored_weight(module: nn.Module) -> Tensor | None:
+def find_stored_weight(module: nn.Module) -> Tensor | None:
     """Return the 16-bit matrix of a stored module, without widening it; None if the module has none."""
     weight: Tensor | None = vars(module)["_parameters"].get("weight")
     return weight if isinstance(module, Stored) and weight is not None and weight.dtype in IN_16_BITS else None
@@ -83,9 +83,9 @@ def freeze_stored(tree: nn.Module) -> None:
             if _head_weight(module) is not None:
                 override(module, FrozenHead)
         elif isinstance(module, Experts):
-            if any(stored_weight(maps) is not None for maps in module.children()):
+            if any(find_stored_weight(maps) is not None for maps in module.children()):
                 override(module, FrozenExperts)
-        elif stored_weight(module) is not None:
+        elif find_stored_weight(module) is not None:
             if isinstance(module, ExpertMaps):
                 override(module, FrozenExpertMaps)
             elif plain_type(module) is nn.Linear:
@@ -97,9 +97,9 @@ class FrozenLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x weight^T + bias."""
-        weight_NK = stored_weight(self)
+        weight_NK = find_stored_weight(self)
         assert weight_NK is not None, "the layer holds its weight in 16 bits"
-        return frozen_linear(x, weight_NK, self.bias, onednn_product if multiplies_frozen(x) else F.linear)
+        return multiply_frozen(x, weight_NK, self.bias, onednn_product if multiplies_frozen(x) else F.linear)
 
 
 class FrozenHead(HeadLinear):
@@ -118,7 +118,7 @@ class FrozenHead(HeadLinear):
 def _head_weight(head: HeadLinear) -> Tensor | None:
     """Return the 16-bit matrix of a head's linear layer, or of the table that it is tied to; None if it has none."""
     is_tied = vars(head)["_parameters"].get("weight") is None
-    return stored_weight(head.tied.module if is_tied else head)
+    return find_stored_weight(head.tied.module if is_tied else head)
 
 
 class FrozenExpertMaps(ExpertMaps):
@@ -126,7 +126,7 @@ class FrozenExpertMaps(ExpertMaps):
 
     def split(self) -> list[Map]:
         """Return the stored weight and the bias of each expert."""
-        weight = stored_weight(self)
+        weight = find_stored_weight(self)
         assert weight is not None, "the experts hold their weights in 16 bits"
         weights = weight.unbind()
         return list(zip(weights, [None] * len(weights) if self.bias is None else self.bias.unbind(), strict=True))
@@ -143,4 +143,4 @@ class FrozenExperts(Experts):
 
 
 def _multiply(x: Tensor, linear_map: Map) -> Tensor:
-    return (frozen_linear if linear_map[0].dtype in IN_16_BITS else F.linear)(x, *linear_map)
+    return (multiply_frozen if linear_map[0].dtype in IN_16_BITS else F.linear)(x, *linear_map)
