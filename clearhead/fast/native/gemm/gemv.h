@@ -180,15 +180,29 @@ void multiply_rows(const GemmArgs<Traits>& args, int64_t n) {
   }
 }
 
+// Multiply all rows with up to OUTPUTS outputs from n on.
 template <typename Traits>
-void gemv_by_team(const GemmArgs<Traits>& args, int64_t begin) {
+void multiply_group(const GemmArgs<Traits>& args, int64_t n, int64_t count) {
+  if (count == OUTPUTS) return multiply_rows<Traits, OUTPUTS>(args, n);
+  for (const int64_t end = n + count; n < end; ++n) multiply_rows<Traits, 1>(args, n);
+}
+
+template <typename Traits>
+void gemv_by_team(const GemmArgs<Traits>& args, int64_t begin, Arena& arena) {
+  constexpr bool IS_FLOAT16 = std::is_same_v<Traits, MixedFloat16>;
+  const Arena::Frame frame(arena);
+  const bool is_rounded_once = IS_FLOAT16 && args.M > Traits::ROWS;
+  auto* rounded = arena.take<uint16_t>(is_rounded_once ? OUTPUTS * args.K : 0);
   const int64_t groups = (args.N - begin + OUTPUTS - 1) / OUTPUTS;
 #pragma omp for schedule(static) nowait
   for (int64_t group = 0; group < groups; ++group) {
-    int64_t n = begin + group * OUTPUTS;
-    if (n + OUTPUTS <= args.N) multiply_rows<Traits, OUTPUTS>(args, n);
-    else
-      for (; n < args.N; ++n) multiply_rows<Traits, 1>(args, n);
+    const int64_t n = begin + group * OUTPUTS, count = std::min<int64_t>(OUTPUTS, args.N - n);
+    if constexpr (IS_FLOAT16)
+      if (is_rounded_once) {
+        multiply_group(round_weights(args, n, count, rounded), 0, count);
+        continue;
+      }
+    multiply_group(args, n, count);
   }
 }
 

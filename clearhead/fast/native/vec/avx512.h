@@ -16,6 +16,8 @@ inline Vec<float> load(const int8_t* from) {
   return (Vec<float>)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
 }
 
+inline Vec<float> widen(Vec<uint16_t> halves) { return (Vec<float>)_mm512_cvtph_ps((__m256i)halves); }
+
 inline void store(uint16_t* to, Vec<float> x) {
 #ifdef __AVX512BF16__
   const __m256bh rounded = _mm512_cvtneps_pbh((__m512)x);
