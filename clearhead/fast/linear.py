@@ -78,8 +78,8 @@ def mixed_linear(
     """Return a function that computes x weight^T + bias with x rounded to bf16 and with fp32 sums.
 
     Args:
-        weight_NK: bf16 or fp16 weights on the CPU, row by row. Kernels round fp16 to bf16 while they read it. The memory
-            must not move while the function is in use.
+        weight_NK: bf16 weights on the CPU, or fp16 weights that the kernels round to bf16 while they read them, row by
+            row. Their memory must not move while the function is in use.
         bias_N: fp32 bias.
 
     Returns:

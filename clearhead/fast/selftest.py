@@ -82,7 +82,7 @@ def compare_products() -> list[Comparison]:
                 "layers in fp32": (float_linear(weight_NK, bias_N), x_MK, x_MK, weight_NK, bias_N, EXACT),
                 "layers in bf16": (float_linear(half_NK, half_N), half_MK, half_MK, half_NK, half_N, IN_BF16),
                 "layers of bf16 products": (mixed_linear(half_NK, bias_N), x_MK, half_MK, half_NK, bias_N, EXACT),
-                "layers of fp16 weights": (mixed_linear(fp16_NK, bias_N), x_MK, half_MK, fp16_NK.bfloat16(), bias_N, EXACT),
+                "layers in fp16": (mixed_linear(fp16_NK, bias_N), x_MK, half_MK, fp16_NK.bfloat16(), bias_N, EXACT),
                 "layers in 8 bits": (int8_linear(matrix_NK, scale_N, bias_N), x_MK, rounded_MK, wide_NK, bias_N, 1e-3),
             }
             for subject, (run, rows_MK, *exact, most) in cases.items():
