@@ -23,7 +23,9 @@ inline void store(uint16_t* to, Vec<float> x) {
   const __m256bh rounded = _mm512_cvtneps_pbh((__m512)x);
   std::memcpy(to, &rounded, sizeof rounded);
 #else
-  for (int i = 0; i < WIDTH; ++i) to[i] = to_bfloat16(x[i]);
+  const Vec<uint32_t> bits = (Vec<uint32_t>)x, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  const __m256i halves = _mm512_cvtepi32_epi16((__m512i)(x == x ? rounded : Vec<uint32_t>{} + 0x7fc0));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), halves);
 #endif
 }
 
