@@ -78,22 +78,25 @@ def mixed_linear(
     """Return a function that computes x weight^T + bias with x rounded to bf16 and with fp32 sums.
 
     Args:
-        weight_NK: bf16 weights on the CPU, row by row. Their memory must not move while the function is in use.
+        weight_NK: bf16 weights on the CPU, or fp16 weights that the kernels round to bf16 while they read them, row by
+            row. Their memory must not move while the function is in use.
         bias_N: fp32 bias.
 
     Returns:
         The function, or None without compiled kernels.
     """
-    kernel = function("linear_mixed", pointers=4, numbers=3)
+    is_fp16 = weight_NK.dtype == torch.float16
+    kernel = function("linear_mixed_float16" if is_fp16 else "linear_mixed", pointers=4, numbers=3)
     outputs, inputs = weight_NK.shape
-    if kernel is None or not _are_readable(weight_NK, torch.bfloat16, bias_N, torch.float32):
+    dtype = torch.float16 if is_fp16 else torch.bfloat16
+    if kernel is None or not _are_readable(weight_NK, dtype, bias_N, torch.float32):
         return None
     weight, bias = weight_NK.data_ptr(), None if bias_N is None else bias_N.data_ptr()
 
     def run(x: Tensor) -> Tensor:
         rows = x.numel() // inputs
         if rows > MOST_BF16_ROWS or not fits(x, torch.float32, *x.shape[:-1], inputs, by_row=True):
-            y = F.linear(x.bfloat16(), weight_NK).float()
+            y = F.linear(x.bfloat16(), weight_NK.bfloat16()).float()
             return y if bias_N is None else y.add_(bias_N)
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], outputs)

@@ -29,7 +29,7 @@ from clearhead.fast.native.load import KERNELS, library, uses_kernels
 from clearhead.fast.probe import has_exact_int_mm, has_fast_bf16
 from clearhead.fast.replica import override, replica
 from clearhead.fast.stack import NotServed, PlannedStack, StackPlan, is_altered
-from clearhead.fast.stored import INT4, INT8, LEAST_WEIGHTS, Stored, stored_matrices
+from clearhead.fast.stored import INT4, INT8, LEAST_WEIGHTS, Stored, in_16_bits, stored_matrices
 
 _LOGGER = logging.getLogger("clearhead.fast.native")
 
@@ -275,7 +275,7 @@ def _product_of(holder: nn.Module, bias: Tensor | None, in_bf16: bool) -> Linear
         nibbles, scales = holder.entries()
         return int4_linear(nibbles, scales, bias)
     if isinstance(holder, Stored) and in_bf16:
-        return mixed_linear(holder.entries()[0].detach().bfloat16(), bias)
+        return mixed_linear(in_16_bits(holder.entries()[0].detach()), bias)
     if isinstance(holder, Stored):
         return _widening_product(holder, bias)
     weight = holder.weight

@@ -74,6 +74,7 @@ def compare_products() -> list[Comparison]:
         for outputs, inputs in ((96, 128), (37, 101)):
             x_MK, weight_NK, bias_N = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
             half_MK, half_NK, half_N = x_MK.bfloat16(), weight_NK.bfloat16(), bias_N.bfloat16()
+            fp16_NK = weight_NK.half()
             matrix_NK, scale_N = quantize(weight_NK)
             rounded_MK = _round_rows(x_MK)
             wide_NK = (matrix_NK * scale_N[:, None]).double()
@@ -81,6 +82,7 @@ def compare_products() -> list[Comparison]:
                 "layers in fp32": (float_linear(weight_NK, bias_N), x_MK, x_MK, weight_NK, bias_N, EXACT),
                 "layers in bf16": (float_linear(half_NK, half_N), half_MK, half_MK, half_NK, half_N, IN_BF16),
                 "layers of bf16 products": (mixed_linear(half_NK, bias_N), x_MK, half_MK, half_NK, bias_N, EXACT),
+                "layers in fp16": (mixed_linear(fp16_NK, bias_N), x_MK, half_MK, fp16_NK.bfloat16(), bias_N, EXACT),
                 "layers in 8 bits": (int8_linear(matrix_NK, scale_N, bias_N), x_MK, rounded_MK, wide_NK, bias_N, 1e-3),
             }
             for subject, (run, rows_MK, *exact, most) in cases.items():

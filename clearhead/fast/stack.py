@@ -44,13 +44,13 @@ from clearhead.fast.native.abi import ACTIVATIONS, Branch, Keys, Matrix, Norm, S
 from clearhead.fast.native.load import function
 from clearhead.fast.nibbles import GROUP
 from clearhead.fast.plan import PlannedBranch, list_branches
-from clearhead.fast.stored import INT4, INT8, Stored
+from clearhead.fast.stored import INT4, INT8, Stored, in_16_bits
 
 Weights = Literal["float32", "mixed", "int8", "int4"]
 """Kind of the weights of a stack; sums are fp32 or exact.
 
 - float32: fp32
-- mixed: bf16, with rows rounded to bf16
+- mixed: bf16, or fp16 that the kernels round to bf16 while they read it; rows are rounded to bf16
 - int8: 8 bits, with rows rounded to 8 bits
 - int4: 4 bits for most matrices, the rest as in int8
 """
@@ -303,7 +303,8 @@ class StackPlan:
             matrix.group_scales = address(scales, torch.float16, outputs, inputs // GROUP)
             self._tensors.append(scales)
         elif isinstance(linear, Stored) and linear.format.is_exact and self._in_bf16:
-            kind, weight = "mixed", linear.entries()[0].detach().bfloat16()
+            kind, weight = "mixed", in_16_bits(linear.entries()[0].detach())
+            matrix.is_float16 = weight.dtype == torch.float16
         elif isinstance(linear, Stored) and linear.format.is_exact:
             kind, weight = "float32", linear.entries()[0].detach()
             self._stored[len(self._attentions) - 1, name] = linear

@@ -147,6 +147,11 @@ QUANTIZED = (INT8, INT4)
 IN_16_BITS = {torch.bfloat16: BF16, torch.float16: FP16}
 
 
+def in_16_bits(weight: Tensor) -> Tensor:
+    """Return a bf16 or fp16 weight unchanged, and any other weight rounded to bf16."""
+    return weight if weight.dtype in IN_16_BITS else weight.bfloat16()
+
+
 def _format_by_name(name: str) -> StorageFormat:
     return next(kind for kind in (*QUANTIZED, *IN_16_BITS.values()) if kind.name == name)
 

@@ -120,12 +120,13 @@ def test_a_save_writes_what_the_file_has(folder: Path, tmp_path: Path) -> None:
         assert torch.equal(wide(IDS).logits, model.module(IDS).logits)
 
 
-@pytest.mark.parametrize("precision", ["auto", "int8"])
-def test_module_replica_and_file_share_one_copy(precision: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["bf16", "fp16", "int8"])
+def test_module_replica_and_file_share_one_copy(kind: str, tmp_path: Path) -> None:
     folder = hf_models.rotary_model(tmp_path / "model")
-    tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    dtype = DTYPES.get(kind, torch.bfloat16)
+    tensors = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(tensors, folder / "model.safetensors")
-    if precision == "int8":
+    if kind == "int8":
         ch.load(folder, device="cpu", precision="int8").save(tmp_path / "int8")
         folder = tmp_path / "int8"
     model = ch.load(folder, device="cpu")

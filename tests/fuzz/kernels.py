@@ -1,7 +1,7 @@
 """Compare the kernels of linear layers with their plain form, for random shapes, numbers, offsets and threads.
 
 The kernels are compiled for each level that this processor has. The plain form rounds the rows of x like the kernels,
-and multiplies in double precision.
+and multiplies in double precision. Products with fp16 weights must have the bits of those with the weights in bf16.
 
     python -m tests.fuzz.kernels --seed 3 --first 17 --cases 1
 """
@@ -29,10 +29,13 @@ from clearhead.fast.probe import processor
 from clearhead.fast.stored import LARGEST, quantize
 
 LEVELS = {name: level for name, level in options.LEVELS.items() if name != "amx"}
-KINDS = "float32", "mixed", "int8", "int4"
+KINDS = "float32", "mixed", "mixed_float16", "int8", "int4"
+IN_BF16 = "mixed", "mixed_float16"
+"""Kinds whose products are in bf16, so that the bits of a row may depend on the other rows."""
 _MARGIN = 64
 """Numbers before and after the outputs, which no kernel may write."""
 _MARK = 12345.0
+_DTYPES = {"mixed": torch.bfloat16, "mixed_float16": torch.float16}
 
 
 def compile_products(folder: Path, levels: Collection[str]) -> dict[str, Path]:
@@ -90,7 +93,9 @@ class Case:
             wide = matrix.double() * scales[0].double()[:, None]
         else:
             wide = widen_groups(matrix, scales[0]).double() if self.kind == "int4" else matrix.double()
-        x = self.x.bfloat16().double() if self.kind == "mixed" else self.x.double()
+        if self.kind == "mixed_float16":
+            wide = matrix.bfloat16().double()
+        x = self.x.bfloat16().double() if self.kind in IN_BF16 else self.x.double()
         if self.kind in ("int8", "int4"):
             most = self.x.abs().amax(1, keepdim=True)
             x = ((self.x * (LARGEST / most)).round() * (most / LARGEST)).double().masked_fill(most == 0.0, 0.0)
@@ -109,7 +114,12 @@ class Case:
         error = ((y.double() - expected).abs() / size.clamp(min=1e-30))[is_number]
         if not bool((error <= 1e-5).all()):
             return f"an output differs by {float(error.nan_to_num(torch.inf).max()):.2g} of its terms"
-        if self.kind != "mixed" and len(self.x) > 1:
+        if self.kind == "mixed_float16":
+            matrix, bias = self.weights
+            rounded = product(library, "mixed", self.x, matrix.bfloat16(), bias, threads=self.threads)
+            if not torch.equal(rounded, y):
+                return "an output has other bits than with weights in bf16"
+        if self.kind not in IN_BF16 and len(self.x) > 1:
             row = len(self.x) // 2
             alone = product(library, self.kind, self.x[row : row + 1], *self.weights)
             if not torch.equal(alone.nan_to_num(), y[row : row + 1].nan_to_num()):
@@ -134,7 +144,10 @@ def draw_case(draw: random.Random) -> Case:
         weight[:, draw.randrange(inputs)] *= 30.0
     if draw.random() < 0.2 and kind in ("int8", "int4"):
         x[draw.randrange(rows), draw.randrange(inputs)] = draw.choice((torch.nan, torch.inf, -torch.inf))
-    entries: tuple[Tensor, ...] = (weight.bfloat16() if kind == "mixed" else weight,)
+    entries: tuple[Tensor, ...] = (weight.to(_DTYPES.get(kind, torch.float32)),)
+    if kind == "mixed_float16" and draw.random() < 0.5:  # all finite numbers equally often, so many are subnormal
+        bits = torch.randint(0x7C00, weight.shape, generator=chance, dtype=torch.int16)
+        entries = (bits.view(torch.float16).copysign(weight.half()),)
     if kind in ("int8", "int4"):
         entries = quantize(weight) if kind == "int8" else quantize_groups(weight)
     if kind == "int4" and draw.random() < 0.3:  # bytes and scales that no rounding makes

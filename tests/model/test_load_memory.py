@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import transformers
 
 from tests import hf_models
@@ -35,13 +36,13 @@ def mapped(folder):
     return sizes
 
 torch.set_num_threads(1)
-tiny, big, saved = map(Path, sys.argv[1:])
+tiny, big, half, saved = map(Path, sys.argv[1:])
 for precision in ("auto", "int8"):
     ch.load(tiny, device="cpu", precision=precision).generate("the cat", max_new_tokens=2)
 peaks = {}
 for name, folder, precision in (
-    ("auto", big, "auto"), ("bf16", big, "bf16"), ("int8", big, "int8"), ("saved int8", saved, "auto"),
-    ("fp32", big, "fp32"),
+    ("auto", big, "auto"), ("fp16", half, "auto"), ("bf16", big, "bf16"), ("int8", big, "int8"),
+    ("saved int8", saved, "auto"), ("fp32", big, "fp32"),
 ):
     gc.collect()
     give_memory_back()
@@ -62,16 +63,18 @@ ROWS, WIDTH = 8_000, 768
 
 @pytest.fixture(scope="module")
 def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
-    """Return the memory that a child process measures for each precision, with 63 million random weights in bf16."""
+    """Return the memory that a child process measures for each precision, with 63 million random weights in 16 bits."""
     root = tmp_path_factory.mktemp("peaks")
     tiny, big = hf_models.rotary_model(root / "tiny"), hf_models.rotary_model(root / "big")
     config = transformers.LlamaConfig(
         vocab_size=ROWS, hidden_size=WIDTH, intermediate_size=2048, num_hidden_layers=8, num_attention_heads=12,
         max_position_embeddings=61, tie_word_embeddings=True, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
-    hf_models.save(transformers.LlamaForCausalLM(config).bfloat16(), big)
+    half = hf_models.rotary_model(root / "half")
+    for folder, dtype in ((half, torch.float16), (big, torch.bfloat16)):
+        hf_models.save(transformers.LlamaForCausalLM(config).to(dtype), folder)
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(tiny), str(big), str(root / "saved")],
+        [sys.executable, "-c", CHILD, str(tiny), str(big), str(half), str(root / "saved")],
         capture_output=True, text=True, check=False, timeout=300, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -79,7 +82,9 @@ def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]
     return report | {"file": {"bytes": (big / "model.safetensors").stat().st_size}}
 
 
-@pytest.mark.parametrize(("precision", "share"), [("auto", 1.0), ("bf16", 1.0), ("int8", 0.5), ("saved int8", 0.5)])
+@pytest.mark.parametrize(
+    ("precision", "share"), [("auto", 1.0), ("fp16", 1.0), ("bf16", 1.0), ("int8", 0.5), ("saved int8", 0.5)]
+)
 def test_a_load_takes_its_weights_and_little_more(
     peaks: dict[str, dict[str, int]], precision: str, share: float
 ) -> None:

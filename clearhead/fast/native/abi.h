@@ -27,8 +27,8 @@ VALUE(TANH) END_ENUM
 
 ENUM(NormKind) VALUE(NONE) VALUE(LAYER_NORM) VALUE(RMS_NORM) END_ENUM
 
-// The operands of a product. Mixed: bfloat16 weights and rounded rows, float32 outputs. INT4: some matrices may be
-// INT8.
+// The operands of a product. Mixed: bfloat16 or float16 weights, both multiplied in bfloat16, with rounded rows and
+// float32 outputs. INT4: some matrices may be INT8.
 ENUM(WeightKind) VALUE(FLOAT32) VALUE(MIXED) VALUE(INT8) VALUE(INT4) END_ENUM
 
 ENUM(KeyKind) VALUE(FLOAT32) VALUE(BFLOAT16) VALUE(INT8) END_ENUM
@@ -49,6 +49,7 @@ FIELD(const float*, scales) // scales of 8-bit weights [N]
 FIELD(int64_t, outputs) FIELD(int64_t, inputs)
 FIELD(int64_t, ldb)  // above 0: float32 weights are transposed, [K, N], with this stride between rows
 FIELD(const uint16_t*, group_scales) // fp16 scales of 4-bit weights [N, K / 32]; null: other weights
+FIELD(int64_t, is_float16)  // whether the weights of a mixed product are float16
 END
 
 // A branch of a residual step. Matrices: query, key, value, out for attention; up, gate, none, down for feed-forward.

@@ -61,6 +61,15 @@ def test_mixed_layers_round_their_rows_alone(kernels: ctypes.CDLL) -> None:
         assert (actual.double() - exact).abs().max() <= step * F.linear(x.abs(), weight.float().abs()).max()
 
 
+def test_fp16_weights_have_the_bits_of_the_same_weights_in_bf16(kernels: ctypes.CDLL) -> None:
+    for rows, outputs, inputs in [*SIZES, (300, 32, 64)]:
+        x, weight, bias = linears(rows, outputs, inputs, torch.float32)
+        weight = (weight * 2.0 ** torch.randint(-24, 15, (outputs, 1))).half()  # also subnormal numbers
+        actual, expected = mixed_linear(weight, bias), mixed_linear(weight.bfloat16(), bias)
+        assert actual is not None and expected is not None
+        assert torch.equal(actual(x), expected(x)), (rows, outputs, inputs)
+
+
 def test_layers_in_8_bits_are_the_products_of_rounded_rows(kernels: ctypes.CDLL) -> None:
     for rows, outputs, inputs in SIZES:
         x, _, bias = linears(rows, outputs, inputs, torch.float32)

@@ -129,6 +129,22 @@ def test_bfloat16_is_exact_but_for_its_sums(library: ctypes.CDLL) -> None:
             assert (actual - exact).abs().max() <= 1e-6 * F.linear(x.abs(), weight.abs().float()).max()
 
 
+def test_float16_weights_have_the_bits_of_the_same_weights_in_bfloat16(library: ctypes.CDLL) -> None:
+    """Every finite number occurs: subnormal ones, halves between two numbers of bfloat16, and the largest ones."""
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    every = every[every.isfinite()]
+    for rows in ROWS:
+        for outputs, inputs in SIZES:
+            weight = every[torch.randint(len(every), (outputs, inputs))]
+            x, bias = torch.randn(rows, inputs), torch.randn(outputs)
+            expected = product(library, "mixed", x, weight.bfloat16(), bias)
+            assert torch.equal(product(library, "mixed_float16", x, weight, bias), expected), (rows, outputs, inputs)
+    columns = every.view(-1, 32)
+    for unit in (torch.eye(32), torch.eye(32)[:1]):
+        rounded = product(library, "mixed_float16", unit, columns, torch.zeros(len(columns)))
+        assert torch.equal(rounded, columns.bfloat16().float().T[: len(unit)])
+
+
 class Loop(NamedTuple):
     """An innermost loop of a kernel's assembly."""
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from clearhead import presets, spec
 from clearhead.core import Transformer, build
-from clearhead.core.embedding import Embedding
+from clearhead.core.embedding import Embedding, Table
 from clearhead.core.kernels.key_values import KeyValues
 from clearhead.fast import kernel_arguments
 from clearhead.fast import stack as compiled
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.runner import Runner
-from clearhead.fast.stored import INT4, INT8, choose_int4, store
+from clearhead.fast.stored import BF16, FP16, INT4, INT8, choose_int4, store, stored_matrices
 from clearhead.spec.presets.hyperparameters import build_spec
 from clearhead.spec.presets.named import PRESETS
 
@@ -221,6 +221,22 @@ def test_rounded_steps_differ_as_little_as_rounded_layers(
         beside = by_layers(rounded, lambda module: decode(module, is_fast=True))
         assert not torch.equal(actual, expected)
         assert (actual - expected).norm() <= 1.3 * (beside - expected).norm()
+
+
+def test_layers_in_fp16_have_the_bits_of_the_same_layers_in_bf16(kernels: ctypes.CDLL, served: list[str]) -> None:
+    for module in (small(decoder(feed_forward={"size": 192})), preset("transformer")):
+        # Embeddings are not rounded, so their numbers must be the same in both dtypes.
+        tables = [submodule for submodule in module.modules() if isinstance(submodule, Table)]
+        for table in tables:
+            table.weight.data = table.weight.bfloat16().half().bfloat16().float()
+        half = store(module, FP16)
+        formats = {address: BF16 if address.endswith(("query", "out")) else FP16 for address in stored_matrices(half)}
+        rounded = store(copy.deepcopy(half), BF16)
+        mixture = store(copy.deepcopy(half), formats)
+        served.clear()
+        expected, *others = (decode(Runner(other, in_bf16=True), is_fast=True) for other in (rounded, half, mixture))
+        assert served.count("extend") == 3 * 13
+        assert all(torch.equal(actual, expected) for actual in others)
 
 
 @pytest.mark.parametrize("weights", ["mixed", "int8"])

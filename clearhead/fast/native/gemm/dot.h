@@ -3,7 +3,7 @@
 // A dot reads STEP numbers of a row of x and of w, and adds their products to a vector of sums. The sums of ROWS rows
 // and of a few outputs are in registers together. From LEAST_PACKED rows on, weights are packed into panels (panel.h).
 // Their words of 4 bytes have the next numbers of one output, and the sums of PANEL_ROWS rows are then in registers.
-// Weights that must be widened are widened once for up to WIDENED_ROWS rows.
+// Weights that must be widened are widened once for up to WIDENED_ROWS rows. `load_w16` rounds float16 weights.
 
 #ifdef __AVX512BF16__
 struct DotBFloat16 {
@@ -11,6 +11,9 @@ struct DotBFloat16 {
   static constexpr int ROWS = 4;
   static __m512i load_x(const uint16_t* from) { return _mm512_loadu_si512(from); }
   static __m512i load_w(const uint16_t* from) { return load_x(from); }
+  static __m512i load_w16(const Float16* from) {
+    return (__m512i)_mm512_cvtne2ps_pbh((__m512)load(from + WIDTH), (__m512)load(from));
+  }
   static void add(Vec<float>& sums, __m512i x, __m512i w) {
     sums = (Vec<float>)_mm512_dpbf16_ps((__m512)sums, (__m512bh)x, (__m512bh)w);
   }
@@ -29,12 +32,22 @@ struct DotBFloat16 {
     return {(Vec<float>)(words << 16), (Vec<float>)(words & 0xffff0000)};
   }
   static Halves load_w(const uint16_t* from) { return load_x(from); }
+  static Halves load_w16(const Float16* from) {
+    Vec<uint32_t> words;
+    std::memcpy(&words, from, sizeof words);
+    const auto round = [](Vec<uint32_t> halves) {
+      return round_to_bfloat16(widen(__builtin_convertvector(halves, Vec<uint16_t>)));
+    };
+    return {round(words & 0xffff), round(words >> 16)};
+  }
   static void add(Vec<float>& sums, const Halves& x, const Halves& w) {
     sums = multiply_add(x.odd, w.odd, multiply_add(x.even, w.even, sums));
   }
 };
 #else
-using DotBFloat16 = PlainDot<uint16_t, float>;
+struct DotBFloat16 : PlainDot<uint16_t, float> {
+  static Vec<float> load_w16(const Float16* from) { return round_to_bfloat16(load(from)); }
+};
 #endif
 
 #if defined(__AVX512VNNI__) || (defined(HAS_AVX2) && defined(__AVXVNNI__))

@@ -60,6 +60,14 @@ struct GemmArgs {
   }
 };
 
+// Return the arguments for the outputs from n on. Their weights, `count` outputs, are rounded into `rounded`.
+inline GemmArgs<Mixed> round_weights(
+    const GemmArgs<MixedFloat16>& args, int64_t n, int64_t count, uint16_t* rounded) {
+  round_row(args.w + n * args.K, count * args.K, rounded);
+  return {args.M, args.N, args.K, args.x, args.packed_x, args.packs_weights, rounded, args.bias ? args.bias + n : nullptr,
+          nullptr, nullptr, nullptr, args.y + n, 0, args.activation, args.factor ? args.factor + n : nullptr};
+}
+
 // The epilogue of WIDTH outputs from n on.
 template <typename Traits>
 class Epilogue {

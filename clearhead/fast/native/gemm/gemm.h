@@ -53,7 +53,7 @@ void multiply_outputs(
     // The weights of the next outputs are prefetched meanwhile; each row block takes a share of them. Without a matrix
     // unit, it pays to begin while the current weights are packed.
   for (int64_t i = 0; i < BLOCK; i += TILE)
-    pack_transposed<IS_SIGNED ? 0 : BLOCK, IS_SIGNED ? 0 : Traits::ZERO_POINT>(
+    pack_transposed<IS_SIGNED ? 0 : BLOCK, IS_SIGNED ? 0 : Traits::ZERO_POINT, std::is_same_v<Traits, MixedFloat16>>(
         w + i * words, words, TILE, words, packed + i * words);
   const auto* ahead = reinterpret_cast<const uint8_t*>(w + BLOCK * words);
   const int64_t blocks = (args.M + BLOCK - 1) / BLOCK, lines = (BLOCK + blocks - 1) / blocks;
@@ -78,13 +78,21 @@ int64_t multiply_blocks_by_team(const GemmArgs<Traits>& args, Arena& arena) {
     const int64_t blocks = args.N / BLOCK;
     if (!(args.packed_x || args.packs_weights) || blocks == 0) return 0;
     const Arena::Frame frame(arena);
-    uint32_t* packed = arena.take<uint32_t>(args.packs_weights ? BLOCK * args.K * int64_t(sizeof(typename Traits::W)) / 4 : 0);
+    constexpr bool IS_FLOAT16 = std::is_same_v<Traits, MixedFloat16>;
+    const int64_t words = BLOCK * args.K * int64_t(sizeof(typename Traits::W)) / 4;
+    uint32_t* packed = arena.take<uint32_t>(args.packs_weights || IS_FLOAT16 ? words : 0);
     InterleavedEpilogue<Traits> epilogue;
     const TileUse use;
 #pragma omp for schedule(static) nowait
     for (int64_t block = 0; block < blocks; ++block) {
-      if (args.packs_weights) multiply_outputs(args, block * BLOCK, epilogue, packed);
-      else if constexpr (IS_SIGNED) multiply_packed_rows(args, block * BLOCK);
+      const int64_t n = block * BLOCK;
+      if (args.packs_weights) multiply_outputs(args, n, epilogue, packed);
+      else if constexpr (IS_SIGNED) {
+        const auto* next = args.w + (n + BLOCK) * args.K;
+        if constexpr (IS_FLOAT16)
+          multiply_packed_rows(round_weights(args, n, BLOCK, reinterpret_cast<uint16_t*>(packed)), 0, next);
+        else multiply_packed_rows(args, n, next);
+      }
     }
     epilogue.write(args);
     return blocks * BLOCK;
@@ -114,7 +122,7 @@ void multiply_cached_rows_by_team(const GemmArgs<Traits>& args, Arena& arena) {
     multiply_nibbles_by_team(args, args.packs_weights ? multiply_nibble_panels_by_team(args, arena) : 0);
   else
 #endif
-    gemv_by_team(args, multiply_blocks_by_team(args, arena));
+    gemv_by_team(args, multiply_blocks_by_team(args, arena), arena);
 }
 
 // Multiply only as many rows at a time as stay in the cache while all weights are read. No barrier.
@@ -155,13 +163,6 @@ int32_t compensation(const typename Traits::X* row, int64_t K) {
     for (; k < K; ++k) sum += row[k];
     return Traits::ZERO_POINT * sum;
   }
-}
-
-template <typename Number>
-void round_row(const float* row, int64_t K, Number* to) {
-  int64_t k = 0;
-  for (; k + WIDTH <= K; k += WIDTH) store(to + k, load(row + k));
-  for (; k < K; ++k) store_one(to + k, row[k]);
 }
 
 // Rows of x in the form that the products read, with scales and compensations of 8-bit rows.
@@ -206,8 +207,10 @@ class GemmInput {
     for (int64_t m = 0; m < args.M; m += TILE) pack_group(x, m, args.M, args.K);
   }
 
-  GemmArgs<Traits> args(int64_t M, int64_t N, int64_t K, const typename Traits::W* w, const typename Traits::Y* bias,
-                        const float* output_scales, typename Traits::Y* y) const {
+  // Arguments of a product; float16 weights are multiplied with the rows of bfloat16 weights.
+  template <typename Product = Traits>
+  GemmArgs<Product> args(int64_t M, int64_t N, int64_t K, const typename Product::W* w, const typename Traits::Y* bias,
+                         const float* output_scales, typename Traits::Y* y) const {
     return {M, N, K, rounded_, packs(M, K) ? packed_ : nullptr, packs_weights<Traits>(M, K), w, bias, scales_,
             compensation_, output_scales, y};
   }

@@ -148,24 +148,25 @@ void multiply_some_widened(int64_t count, const Rest&... rest) {
 
 // Compute all rows in passes of almost equal size.
 template <typename Traits, int SOME_OUTPUTS>
-void multiply_widened_rows(const GemmArgs<Traits>& args, int64_t n, const typename Traits::W* next) {
+void multiply_widened_rows(const GemmArgs<Traits>& args, int64_t n, const char* next) {
   const int64_t steps = args.K / Traits::STEP * SOME_OUTPUTS;
   int64_t passes = (args.M + Traits::WIDENED_ROWS - 1) / Traits::WIDENED_ROWS;
-  Following following(next, SOME_OUTPUTS * args.K * int64_t(sizeof *next), steps * passes);
+  Following following(next, SOME_OUTPUTS * args.K * int64_t(sizeof *args.w), steps * passes);
   for (int64_t m = 0, count; m < args.M; m += count, --passes, following.place += steps * following.stride) {
     count = (args.M - m + passes - 1) / passes;
     multiply_some_widened<Traits, SOME_OUTPUTS, Traits::WIDENED_ROWS>(count, args, n, m, following);
   }
 }
 
+// Compute all rows; `stored` is the address of the weights of output n in the model. Those after them are prefetched.
 template <typename Traits, int SOME_OUTPUTS>
-void multiply_rows(const GemmArgs<Traits>& args, int64_t n) {
+void multiply_rows(const GemmArgs<Traits>& args, int64_t n, const void* stored) {
   constexpr int ROWS = Traits::ROWS;
   // Wide registers: prefetch one row for each output, side by side. Narrow registers: line by line.
   constexpr int64_t LINES = WIDTH > 8 ? 1 : round_up(STEP_BYTES<Traits, SOME_OUTPUTS>, LINE) / LINE;
   const int64_t row = args.K * int64_t(sizeof *args.w), group = SOME_OUTPUTS * row, steps = args.K / Traits::STEP * LINES;
   const int64_t passes = args.M / ROWS + is_register_block<Traits>(args.M % ROWS);
-  const auto* next = args.w + (n + std::max<int64_t>(1, FETCHED / group) * SOME_OUTPUTS) * args.K;
+  const char* next = static_cast<const char*>(stored) + std::max<int64_t>(1, FETCHED / group) * group;
   if constexpr (Traits::WIDENED_ROWS > 0)
     if (args.M > LEAST_WIDENED) return multiply_widened_rows<Traits, SOME_OUTPUTS>(args, n, next);
   Following following(next, WIDTH > 8 ? row : group, steps * passes);
@@ -180,15 +181,29 @@ void multiply_rows(const GemmArgs<Traits>& args, int64_t n) {
   }
 }
 
+// Multiply all rows with up to OUTPUTS outputs from n on; `stored` is the address of their weights in the model.
+template <typename Traits, typename W>
+void multiply_group(const GemmArgs<Traits>& args, int64_t n, int64_t count, const W* stored) {
+  if (count == OUTPUTS) return multiply_rows<Traits, OUTPUTS>(args, n, stored);
+  for (int64_t i = 0; i < count; ++i) multiply_rows<Traits, 1>(args, n + i, stored + i * args.K);
+}
+
 template <typename Traits>
-void gemv_by_team(const GemmArgs<Traits>& args, int64_t begin) {
+void gemv_by_team(const GemmArgs<Traits>& args, int64_t begin, Arena& arena) {
+  constexpr bool IS_FLOAT16 = std::is_same_v<Traits, MixedFloat16>;
+  const Arena::Frame frame(arena);
+  const bool is_rounded_once = IS_FLOAT16 && args.M > Traits::ROWS;
+  auto* rounded = arena.take<uint16_t>(is_rounded_once ? OUTPUTS * args.K : 0);
   const int64_t groups = (args.N - begin + OUTPUTS - 1) / OUTPUTS;
 #pragma omp for schedule(static) nowait
   for (int64_t group = 0; group < groups; ++group) {
-    int64_t n = begin + group * OUTPUTS;
-    if (n + OUTPUTS <= args.N) multiply_rows<Traits, OUTPUTS>(args, n);
-    else
-      for (; n < args.N; ++n) multiply_rows<Traits, 1>(args, n);
+    const int64_t n = begin + group * OUTPUTS, count = std::min<int64_t>(OUTPUTS, args.N - n);
+    if constexpr (IS_FLOAT16)
+      if (is_rounded_once) {
+        multiply_group(round_weights(args, n, count, rounded), 0, count, args.w + n * args.K);
+        continue;
+      }
+    multiply_group(args, n, count, args.w + n * args.K);
   }
 }
 

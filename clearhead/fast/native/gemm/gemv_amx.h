@@ -22,9 +22,9 @@ void write_tile(const GemmArgs<Traits>& args, const uint32_t* sums, int64_t n, i
   for (int64_t j = 0; j < count; ++j) epilogue.write((Vector)rows[j], m + j);
 }
 
-// Multiply 32 outputs, the left operand, with one or two groups of 16 packed rows.
+// Multiply 32 outputs, the left operand, with one or two groups of 16 packed rows; prefetch the weights at `next`.
 template <typename Traits, bool IS_PAIR>
-void multiply_tiles(const GemmArgs<Traits>& args, int64_t n, int64_t group) {
+void multiply_tiles(const GemmArgs<Traits>& args, int64_t n, int64_t group, const void* next) {
   const int64_t bytes = args.K * int64_t(sizeof(typename Traits::W)), steps = bytes / LINE;
   const uint8_t* w = reinterpret_cast<const uint8_t*>(args.w) + n * bytes;
   const uint32_t *first = args.packed_x + group * steps * TILE_WORDS, *second = first + steps * TILE_WORDS;
@@ -35,7 +35,7 @@ void multiply_tiles(const GemmArgs<Traits>& args, int64_t n, int64_t group) {
   for (int64_t step = 0; step < steps; ++step) {
     if (group == 0)  // prefetch the next outputs: the rows of a tile are too far apart for the processor's prediction
       for (int64_t line = 0; line < BLOCK; ++line)
-        _mm_prefetch(w + BLOCK * (bytes + step * LINE) + line * LINE, _MM_HINT_T1);
+        _mm_prefetch(static_cast<const uint8_t*>(next) + (BLOCK * step + line) * LINE, _MM_HINT_T1);
     _tile_loadd(4, w + step * LINE, bytes);
     _tile_loadd(6, first + step * TILE_WORDS, LINE);
     ADD_TILES(0, 4, 6);
@@ -61,11 +61,11 @@ void multiply_tiles(const GemmArgs<Traits>& args, int64_t n, int64_t group) {
 }
 
 template <typename Traits>
-void multiply_packed_rows(const GemmArgs<Traits>& args, int64_t n) {
+void multiply_packed_rows(const GemmArgs<Traits>& args, int64_t n, const void* next) {
   const int64_t groups = (args.M + TILE - 1) / TILE;
   int64_t group = 0;
-  for (; group + 2 <= groups; group += 2) multiply_tiles<Traits, true>(args, n, group);
-  if (group < groups) multiply_tiles<Traits, false>(args, n, group);
+  for (; group + 2 <= groups; group += 2) multiply_tiles<Traits, true>(args, n, group, next);
+  if (group < groups) multiply_tiles<Traits, false>(args, n, group, next);
 }
 
 }  // namespace

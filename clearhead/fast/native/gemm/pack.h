@@ -93,15 +93,17 @@ inline void transpose_tile(const uint32_t* from, int64_t stride, uint32_t* to) {
 }
 
 // Pack tiles of 16 columns of b from rows of x [16, words]; `count` rows exist, the others are zeros. A zero point is
-// added to bytes. Rows of x that are AHEAD rows further on are prefetched.
-template <int64_t AHEAD = 0, int32_t ZERO_POINT = 0>
+// added to bytes. Rows of x that are AHEAD rows further on are prefetched. Float16 numbers are rounded to bfloat16.
+template <int64_t AHEAD = 0, int32_t ZERO_POINT = 0, bool IS_FLOAT16 = false>
 inline void pack_transposed(const uint32_t* x, int64_t stride, int64_t count, int64_t words, uint32_t* tiles) {
   for (int64_t word = 0; word < words / TILE * TILE; word += TILE, tiles += TILE_WORDS) {
     __m512i rows[TILE];
     for (int64_t m = 0; m < TILE; ++m) {
       const uint32_t* row = x + m * stride + word;
       if (AHEAD) _mm_prefetch(reinterpret_cast<const char*>(row + AHEAD * stride), _MM_HINT_T1);
-      rows[m] = m < count ? _mm512_loadu_si512(row) : _mm512_setzero_si512();
+      if (m >= count) rows[m] = _mm512_setzero_si512();
+      else if constexpr (IS_FLOAT16) rows[m] = MixedFloat16::load_w(reinterpret_cast<const Float16*>(row));
+      else rows[m] = _mm512_loadu_si512(row);
     }
     transpose(rows);
     for (int64_t r = 0; r < TILE; ++r)

@@ -57,6 +57,13 @@ struct Mixed : BFloat16 {
   using Y = float;
 };
 
+// The same with float16 weights, which are rounded to bfloat16 when they are read: sums have the bits of Mixed.
+struct MixedFloat16 : Mixed {
+  using W = Float16;
+  static auto load_w(const Float16* from) { return load_w16(from); }
+  static void add_one(float& sum, uint16_t x, Float16 w) { Mixed::add_one(sum, x, to_bfloat16(to_float(w))); }
+};
+
 // Both operands in 8 bits: each row of x and each output has its own scale.
 struct Int8 : DotInt8 {
   static constexpr int PARTS = 4;

@@ -100,6 +100,11 @@ class Team {
         return complete(input_.nibble_args(
             rows_.M, matrix.outputs, matrix.inputs, static_cast<const uint8_t*>(matrix.weight), matrix.bias,
             matrix.group_scales, product.y));
+    if constexpr (std::is_same_v<Traits, Mixed>)
+      if (matrix.is_float16)
+        return complete(input_.template args<MixedFloat16>(
+            rows_.M, matrix.outputs, matrix.inputs, static_cast<const Float16*>(matrix.weight), matrix.bias,
+            nullptr, product.y));
     return complete(input_.args(
         rows_.M, matrix.outputs, matrix.inputs, static_cast<const typename Wide::W*>(matrix.weight), matrix.bias,
         matrix.scales, product.y));

@@ -38,6 +38,11 @@ KERNEL void linear_mixed(
   multiply<Mixed>(x, w, nullptr, bias, y, M, N, K, threads);
 }
 
+KERNEL void linear_mixed_float16(
+    const float* x, const Float16* w, const float* bias, float* y, int64_t M, int64_t N, int64_t K, int64_t threads) {
+  multiply<MixedFloat16>(x, w, nullptr, bias, y, M, N, K, threads);
+}
+
 #ifdef HAS_NIBBLES
 KERNEL void linear_int4(
     const float* x, const uint8_t* w, const uint16_t* group_scales, const float* bias, float* y, int64_t M, int64_t N,

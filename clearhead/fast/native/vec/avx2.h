@@ -16,6 +16,14 @@ inline Vec<float> load(const int8_t* from) {
   return (Vec<float>)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
 }
 
+inline Vec<float> widen(Vec<uint16_t> halves) {
+#ifdef __F16C__
+  return (Vec<float>)_mm256_cvtph_ps((__m128i)halves);
+#else
+  return widen_each(halves);
+#endif
+}
+
 inline void store(uint16_t* to, Vec<float> x) {  // round to nearest, ties to even
   const Vec<uint32_t> bits = (Vec<uint32_t>)x, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   const __m256i halves = (__m256i)(x == x ? rounded : Vec<uint32_t>{} + 0x7fc0);

@@ -16,12 +16,16 @@ inline Vec<float> load(const int8_t* from) {
   return (Vec<float>)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
 }
 
+inline Vec<float> widen(Vec<uint16_t> halves) { return (Vec<float>)_mm512_cvtph_ps((__m256i)halves); }
+
 inline void store(uint16_t* to, Vec<float> x) {
 #ifdef __AVX512BF16__
   const __m256bh rounded = _mm512_cvtneps_pbh((__m512)x);
   std::memcpy(to, &rounded, sizeof rounded);
 #else
-  for (int i = 0; i < WIDTH; ++i) to[i] = to_bfloat16(x[i]);
+  const Vec<uint32_t> bits = (Vec<uint32_t>)x, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  const __m256i halves = _mm512_cvtepi32_epi16((__m512i)(x == x ? rounded : Vec<uint32_t>{} + 0x7fc0));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), halves);
 #endif
 }
 

@@ -12,6 +12,8 @@ inline Vec<float> load(const int8_t* from) {
   return __builtin_convertvector(*reinterpret_cast<const Vec<int8_t>*>(from), Vec<float>);
 }
 
+inline Vec<float> widen(Vec<uint16_t> halves) { return widen_each(halves); }
+
 inline void store(uint16_t* to, Vec<float> x) {
   for (int i = 0; i < WIDTH; ++i) to[i] = to_bfloat16(x[i]);
 }

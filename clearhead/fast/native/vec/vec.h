@@ -1,4 +1,4 @@
-// Vectors of WIDTH numbers in the processor's registers, and bfloat16 as its 16 bits.
+// Vectors of WIDTH numbers in the processor's registers; bfloat16 and float16 as their 16 bits.
 
 #pragma once
 
@@ -30,6 +30,11 @@ const Vec<int32_t> INDEX = {0, 1, 2, 3, 4, 5, 6, 7};
 const Vec<int32_t> INDEX = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 #endif
 
+// A number in float16; uint16_t is bfloat16.
+struct Float16 {
+  uint16_t bits;
+};
+
 inline float to_float(float value) { return value; }
 
 inline float to_float(int8_t value) { return value; }
@@ -37,6 +42,19 @@ inline float to_float(int8_t value) { return value; }
 inline float to_float(uint16_t half) {
   uint32_t bits = uint32_t(half) << 16;
   float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Exact. Subnormal numbers become normal ones, so the processor's mode for subnormal numbers has no effect.
+inline float to_float(Float16 half) {
+  const uint32_t rest = half.bits & 0x7fffu;
+  float value = float(rest) * 0x1p-24f;  // subnormal
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if (rest >= 0x400) bits = (rest << 13) + (112u << 23);
+  if (rest >= 0x7c00) bits = rest << 13 | 0x7f800000u;  // infinite, or NaN
+  bits |= (half.bits & 0x8000u) << 16;
   std::memcpy(&value, &bits, 4);
   return value;
 }
@@ -65,6 +83,19 @@ inline Vec<float> broadcast(float x) {
 inline Vec<float> load(const float* from) { return *reinterpret_cast<const Vec<float>*>(from); }
 
 inline void store(float* to, Vec<float> x) { *reinterpret_cast<Vec<float>*>(to) = x; }
+
+// Widen the bits of float16 numbers one by one, without an instruction for it.
+inline Vec<float> widen_each(Vec<uint16_t> halves) {
+  Vec<float> wide;
+  for (int i = 0; i < WIDTH; ++i) wide[i] = to_float(Float16{halves[i]});
+  return wide;
+}
+
+// Round to the nearest numbers in bfloat16, ties to even; NaN stays NaN.
+inline Vec<float> round_to_bfloat16(Vec<float> x) {
+  const Vec<uint32_t> bits = (Vec<uint32_t>)x;
+  return x == x ? (Vec<float>)((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000) : x;
+}
 
 inline Vec<float> select(Vec<int32_t> is_first, Vec<float> first, Vec<float> second) {
   return is_first ? first : second;
@@ -106,7 +137,7 @@ inline Vec<float> exp_series(Vec<float> r) {
   return polynomial(r, 1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f);
 }
 
-// Each instruction set adds: load and store of uint16_t, store of int8_t and int16_t, load of int8_t, clamp,
+// Each instruction set adds: load and store of uint16_t, store of int8_t and int16_t, load of int8_t, widen, clamp,
 // multiply_add, stream, reduce_add, reduce_add_all, reduce_max, any_set, exp, exp2, reciprocal.
 
 }  // namespace
@@ -123,6 +154,20 @@ inline Vec<float> exp_series(Vec<float> r) {
 #endif
 
 namespace {
+
+inline Vec<float> load(const Float16* from) {
+  Vec<uint16_t> halves;
+  std::memcpy(&halves, from, sizeof halves);
+  return widen(halves);
+}
+
+// Convert a row of numbers; bfloat16 is rounded to nearest, ties to even.
+template <typename From, typename Number>
+void round_row(const From* row, int64_t K, Number* to) {
+  int64_t k = 0;
+  for (; k + WIDTH <= K; k += WIDTH) store(to + k, load(row + k));
+  for (; k < K; ++k) store_one(to + k, to_float(row[k]));
+}
 
 // Load and store vectors at the ends of rows, with only the first `count` numbers in memory.
 template <typename Number>

@@ -11,6 +11,7 @@ extern "C" {
 void linear_float32(const float*, const float*, const float*, float*, int64_t, int64_t, int64_t, int64_t);
 void linear_bfloat16(const uint16_t*, const uint16_t*, const uint16_t*, uint16_t*, int64_t, int64_t, int64_t, int64_t);
 void linear_mixed(const float*, const uint16_t*, const float*, float*, int64_t, int64_t, int64_t, int64_t);
+void linear_mixed_float16(const float*, const uint16_t*, const float*, float*, int64_t, int64_t, int64_t, int64_t);
 void linear_int8(
     const float*, const int8_t*, const float*, const float*, float*, int64_t, int64_t, int64_t, int64_t);
 void linear_int4(
@@ -102,6 +103,8 @@ void run_stack(
     for (Matrix* one : {&branch.first, &branch.second, &branch.third, &branch.last}) one->ldb = one->outputs;
   stack_of({x.data(), branches, all, 3, rows, width, WeightKind::FLOAT32});
   stack_of({x.data(), branches, all, 3, rows, width, WeightKind::MIXED});
+  for (Branch& branch : branches) branch.first.is_float16 = branch.last.is_float16 = 1;
+  stack_of({x.data(), branches, all, 3, rows, width, WeightKind::MIXED});
   stack_of({x.data(), branches, all, 3, rows, width, WeightKind::INT8});
   if (is_text) return;
   auto key_bytes = numbers<int8_t>(cache.size()), value_bytes = key_bytes;
@@ -144,6 +147,7 @@ int main() {
         auto bias16 = numbers<uint16_t>(outputs), y16 = numbers<uint16_t>(rows * outputs);
         linear_bfloat16(x16.data(), w16.data(), bias16.data(), y16.data(), rows, outputs, inputs, THREADS);
         linear_mixed(x.data(), w16.data(), bias.data(), y.data(), rows, outputs, inputs, THREADS);
+        linear_mixed_float16(x.data(), w16.data(), bias.data(), y.data(), rows, outputs, inputs, THREADS);
         for (int64_t count = 1; count <= inputs && count < 5; ++count) {
           auto values = numbers<float>(rows * count), totals = numbers<float>(rows);
           auto places = numbers<int64_t>(rows * count);
