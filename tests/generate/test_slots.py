@@ -11,11 +11,9 @@ import torch
 
 import clearhead
 from clearhead import core as ch
-from clearhead.base.errors import RunFailure
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.replica import override, replica
-from clearhead.fast.slots import graph
-from clearhead.fast.slots.graph import REFUSED, Graphs, Recording
+from clearhead.fast.slots.graph import REFUSED, Graphs
 from clearhead.fast.slots.tree import SlotOwner
 from clearhead.generate import continuation
 from clearhead.generate.continuation import GenerateRequest, RequestStarter, generate_ids, stream_ids
@@ -23,8 +21,9 @@ from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.results import Constraint, GeneratedSequence
 from clearhead.generate.running import RunningBatch
 from clearhead.generate.slots.batch import DecodingSlots, SlotBatch, SlotSize, bucket, eager_reason
+from tests.generate.recording import Recording, record_steps
 from tests.generate.tiny import BOS, EOS, PAD, some_prompts, some_sources, tiny_decoder, tiny_model
-from tests.laws.host_reads import refuse_host_reads
+from tests.laws.host_reads import HostRead, refuse_host_reads
 from tests.laws.tiny import MODELS, tiny
 
 GENERATING = [name for name in MODELS if not name.startswith("encoder/")]
@@ -49,7 +48,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[DecodingSlots]]:
 
     monkeypatch.setattr(DecodingSlots, "__init__", note)
     monkeypatch.setattr(continuation, "SLOT_DEVICES", ("cpu", "cuda"))
-    monkeypatch.setattr(graph, "LEAST_STEPS", 2)
+    record_steps(monkeypatch, least=2)
     yield slots
     REFUSED.clear()
 
@@ -356,11 +355,12 @@ def test_a_recording_refuses_host_reads() -> None:
         lambda: numbers[numbers > 1],
         lambda: torch.tensor([1, 2]) + numbers[:2],
     ):
-        with pytest.raises(RunFailure, match="depends on the host"):
+        with pytest.raises(HostRead):
             Recording().record(step)
 
 
 def test_short_texts_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    record_steps(monkeypatch, least=32)
     graphs, ran = Graphs(torch.device("cpu"), most=2), []
     numbers = torch.zeros(1)
 

@@ -30,7 +30,6 @@ from clearhead.training.loop import Trainer
 from clearhead.training.optim.optimizers import build_optimizer, gradient_scale, scale_gradients
 from clearhead.training.parallel.engines import TrainingEngine
 from clearhead.training.parallel.processes import Processes
-from clearhead.training.pending import Pending
 from clearhead.training.record import TrainSettings
 from clearhead.training.step import TrainingSteps
 from tests.laws.host_reads import count_host_reads, refuse_host_reads
@@ -57,9 +56,9 @@ def read_late(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def read_at_once() -> Iterator[None]:
     """Return a context manager in which the host waits for each step."""
-    ready: Callable[..., Any] = Pending.ready
+    results: Callable[..., Any] = TrainingSteps.results
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pending, "ready", lambda self, *, waits: ready(self, waits=True))
+        patch.setattr(TrainingSteps, "results", lambda self, *, waits: results(self, waits=True))
         yield
 
 
@@ -182,14 +181,16 @@ def test_a_step_that_is_not_finite_changes_nothing(tmp_path: Path, accumulate: i
 
 @pytest.mark.usefixtures("read_late")
 def test_no_step_reads_the_host_between_two_lines_of_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    take, reads = TrainingSteps.take, []
+    take, read_results, reads = TrainingSteps.take, TrainingSteps.results, []
 
     def take_counted(steps: TrainingSteps[Any], step: int) -> Any:
+        # The values of the step before are read afterwards: an event has brought them to pinned memory.
+        steps.results = lambda waits: []  # type: ignore[method-assign]
         with count_host_reads() as counted:
-            results = take(steps, step)
-        # Without values of the step before, which an event has brought to pinned memory.
-        reads.append([read for read in counted if not read.startswith("tolist at clearhead/training/pending.py")])
-        return results
+            take(steps, step)
+        reads.append(counted)
+        steps.results = partial(read_results, steps)  # type: ignore[method-assign]
+        return steps.results(waits=False)
 
     monkeypatch.setattr(TrainingSteps, "take", take_counted)
     fused_trainer(tmp_path / "run", accumulate=2, ema=0.9).run()
@@ -273,7 +274,8 @@ def test_a_whole_step_runs_on_meta(name: str, tmp_path: Path, monkeypatch: pytes
     # The kernel of the update has no form for meta.
     monkeypatch.setattr(torch, "_fused_adamw_", lambda *_, **named: None)
     monkeypatch.setattr(training_step, "updates_on_device", lambda *_: True)
-    monkeypatch.setattr(Pending, "push", lambda self, item, values: None)
+    monkeypatch.setattr(TrainingSteps, "results", lambda self, *, waits: [])
+    monkeypatch.setattr(training_step, "HostCopy", lambda values: values)
     tree = training_tree(tiny(name).to("meta"), "fp32")
     batch = token_batch(name).to("meta")
     optimizer = torch.optim.AdamW(tree.parameters(), fused=True)
