@@ -27,6 +27,7 @@ from clearhead.tasks.train import token_loss
 from clearhead.training import loop
 from clearhead.training import step as training_step
 from clearhead.training.loop import Trainer
+from clearhead.training.optim import optimizers
 from clearhead.training.optim.optimizers import build_optimizer, gradient_scale, scale_gradients
 from clearhead.training.parallel.engines import TrainingEngine
 from clearhead.training.parallel.processes import Processes
@@ -38,9 +39,12 @@ from tests.training.small import Falling, Tokens, equal_states, recorder, small_
 from tests.training.test_loop import OneBatch
 
 
-def fused_trainer(run: Path, **changes: Any) -> Trainer[Tokens]:
-    """Return a small trainer with a fused AdamW, whose learning rate is a tensor as on CUDA."""
+def fused_trainer(run: Path, kind: str = "adamw", **changes: Any) -> Trainer[Tokens]:
+    """Return a small trainer with a fused AdamW, whose learning rate is a tensor as on CUDA, or with Muon."""
     trainer = small_trainer(run, **changes)
+    if kind == "muon":
+        trainer.optimizer = build_optimizer(trainer.module, kind="muon", learning_rate=1.0, weight_decay=0.01)
+        return trainer
     rate = torch.tensor(1.0)
     trainer.optimizer = torch.optim.AdamW(trainer.module.parameters(), lr=rate, weight_decay=0.01, fused=True)
     return trainer
@@ -68,13 +72,13 @@ def lines(run: Path) -> list[tuple[float | None, ...]]:
 
 
 @pytest.mark.usefixtures("read_late")
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_late_reads_change_no_bit_of_a_run(tmp_path: Path, accumulate: int) -> None:
+@pytest.mark.parametrize(("kind", "accumulate"), [("adamw", 1), ("adamw", 2), ("muon", 2)])
+def test_late_reads_change_no_bit_of_a_run(tmp_path: Path, kind: str, accumulate: int) -> None:
     settings = {
         "accumulate": accumulate, "ema": 0.8, "keep": 9, "save_every": 3, "log_every": 5, "average": 2, "snapshots": 3,
     }  # fmt: skip
     late, at_once = tmp_path / "late", tmp_path / "at-once"
-    trainers = [fused_trainer(run, **settings) for run in (late, at_once)]
+    trainers = [fused_trainer(run, kind, **settings) for run in (late, at_once)]
     trainers[0].run()
     with read_at_once():
         trainers[1].run()
@@ -109,10 +113,11 @@ def test_a_step_is_read_after_the_next_one_is_launched(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("read_late")
-def test_a_late_run_resumes_exactly(tmp_path: Path) -> None:
-    fused_trainer(tmp_path / "whole", ema=0.9).run()
-    fused_trainer(tmp_path / "parts", ema=0.9, steps=5).run()
-    fused_trainer(tmp_path / "parts", ema=0.9).run(resume=True)
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_late_run_resumes_exactly(tmp_path: Path, kind: str) -> None:
+    fused_trainer(tmp_path / "whole", kind, ema=0.9).run()
+    fused_trainer(tmp_path / "parts", kind, ema=0.9, steps=5).run()
+    fused_trainer(tmp_path / "parts", kind, ema=0.9).run(resume=True)
     for name in (files.WEIGHTS, files.OPTIMIZER, files.AVERAGED_WEIGHTS):
         states = [files.load_tensors(tmp_path / run / "checkpoints" / "step-12" / name) for run in ("whole", "parts")]
         assert equal_states(*states)
@@ -120,11 +125,12 @@ def test_a_late_run_resumes_exactly(tmp_path: Path) -> None:
     assert [line for line in lines(tmp_path / "parts") if line[0] != 5] == lines(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_scaling_in_the_update_equals_scaling_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clip: float | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clip: float | None, kind: str
 ) -> None:
-    expected, actual = (fused_trainer(tmp_path / name, clip=clip, accumulate=2) for name in ("early", "late"))
+    expected, actual = (fused_trainer(tmp_path / name, kind, clip=clip, accumulate=2) for name in ("early", "late"))
     expected.run()
     monkeypatch.setattr(training_step, "updates_on_device", lambda *_: True)
     actual.run()
@@ -261,14 +267,15 @@ def test_throughput_counts_the_time_between_lines_without_validations_and_saves(
 
 
 def test_the_built_optimizer_is_fused(tmp_path: Path) -> None:
-    for kind, is_late in (("adam", True), ("adamw", True), ("muon", False)):
+    for kind in ("adam", "adamw", "muon"):
         optimizer = build_optimizer(small_trainer(tmp_path).module, kind=kind, learning_rate=0.1)  # type: ignore[arg-type]
-        assert training_step.updates_on_device(optimizer, torch.device("cuda")) is is_late
+        assert training_step.updates_on_device(optimizer, torch.device("cuda"))
         assert not training_step.updates_on_device(optimizer, torch.device("cpu"))
 
 
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
 @pytest.mark.parametrize("name", [name for name in MODELS if "/pre-grouped/" in name])
-def test_a_whole_step_runs_on_meta(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_step_runs_on_meta(name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of meta take the branches of a GPU, and every host read raises."""
     monkeypatch.setattr(adam, "_device_dtype_check_for_fused", lambda *_: None)
     # The kernel of the update has no form for meta.
@@ -278,8 +285,12 @@ def test_a_whole_step_runs_on_meta(name: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(training_step, "HostCopy", lambda values: values)
     tree = training_tree(tiny(name).to("meta"), "fp32")
     batch = token_batch(name).to("meta")
-    optimizer = torch.optim.AdamW(tree.parameters(), fused=True)
-    optimizer.param_groups[0]["lr"] = torch.tensor(0.1, device="meta")
+    if kind == "muon":
+        monkeypatch.setattr(optimizers, "_can_fuse", lambda _: True)
+        optimizer = build_optimizer(tree, kind="muon", learning_rate=0.1)
+    else:
+        optimizer = torch.optim.AdamW(tree.parameters(), fused=True)
+        optimizer.param_groups[0]["lr"] = torch.tensor(0.1, device="meta")
     steps = TrainingSteps(
         module=tree,
         optimizer=optimizer,
