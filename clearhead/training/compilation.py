@@ -20,7 +20,6 @@ from clearhead.fast.native.build import VERDICT_SUFFIX, kernel_folder, lock_cach
 from clearhead.fast.training.compiled import FullBatch, NotCompiled, end_warm_up, is_ready
 from clearhead.fast.training.compiler import find_obstacle
 from clearhead.fast.training.tree import training_tree
-from clearhead.generate.batching import device_of
 from clearhead.training.parallel.engines import TrainingEngine
 from clearhead.training.parallel.world import ALONE, Process
 from clearhead.training.preflight import ONCE, DryRun, TimeLimit, preserve_module
@@ -62,6 +61,7 @@ class CompileChoice:
         parts: the prepared task.
         train: the [train] table of the run.
         precision: the precision of the computation.
+        device: the device of the training; a module that is sharded later may be on another device.
         display: the display that shows the choice and its reason.
         process: this process among all that train together.
     """
@@ -70,6 +70,7 @@ class CompileChoice:
     parts: PreparedTask[Any]
     train: Train
     precision: str
+    device: torch.device
     display: Display
     process: Process = ALONE
 
@@ -82,7 +83,7 @@ class CompileChoice:
         Raises:
             InputError: the machine or the model cannot compile; the reason and the fix are named.
         """
-        reason = find_obstacle(self.module, device_of(self.module))
+        reason = find_obstacle(self.module, self.device)
         if reason:
             other = "resume the run where it began, or begin a new one" if is_resumed else "set compile = false"
             raise InputError(f"[train] compile = true is impossible here: {reason}, or {other}")
@@ -93,7 +94,7 @@ class CompileChoice:
         Args:
             is_sharded: True if the weights are sharded over the processes, so that nothing can be tried.
         """
-        reason = find_obstacle(self.module, device_of(self.module))
+        reason = find_obstacle(self.module, self.device)
         if is_sharded:
             reason = "a sharded model cannot be tried before the run; compile = true compiles it"
         pays, line = (False, reason) if reason else self._try()
@@ -149,7 +150,7 @@ class CompileChoice:
             by_layer=self.process.size > 1,
         )
         limit = TimeLimit(time.perf_counter(), ONCE)
-        return DryRun(tree, self.parts.loss, device_of(self.module), self.precision, limit, self.display)
+        return DryRun(tree, self.parts.loss, self.device, self.precision, limit, self.display)
 
     # What was compiled before
 
@@ -160,13 +161,12 @@ class CompileChoice:
         return seconds * (CACHED_SHARE if self._was_compiled() else 1.0)
 
     def _file_name(self) -> str:
-        device = device_of(self.module)
         facts = (
             self.module.spec.to_json(),
             self.precision,
             full_batch(self.parts, self.process),
             self.train.activation_checkpointing,
-            device_name(device),
+            device_name(self.device),
             torch.__version__,
         )
         return f"compiled-{hashlib.sha256(repr(facts).encode()).hexdigest()}{VERDICT_SUFFIX}"

@@ -65,7 +65,7 @@ def decide(
     before = batches.state()
     parts: PreparedTask[Any] = object.__new__(PreparedTask)
     vars(parts).update(batches=batches, largest=None)
-    choice = CompileChoice(make_module(), parts, Train(run="run", steps=steps), "fp32", display)
+    choice = CompileChoice(make_module(), parts, Train(run="run", steps=steps), "fp32", CPU, display)
     chosen = choice.decide(is_sharded=is_sharded)
     assert batches.state() == before
     return chosen, display.lines[-1]

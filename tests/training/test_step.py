@@ -153,10 +153,12 @@ def test_norm_and_divisor_are_those_of_the_host() -> None:
 
 
 @pytest.mark.usefixtures("read_late")
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize(("kind", "accumulate"), [("adamw", 1), ("adamw", 3), ("muon", 3)])
 @pytest.mark.parametrize("fault", ["loss became nan", "loss became inf", "norm of the gradient became nan"])
 @pytest.mark.parametrize("log_every", [5, 7])
-def test_a_step_that_is_not_finite_changes_nothing(tmp_path: Path, accumulate: int, fault: str, log_every: int) -> None:
+def test_a_step_that_is_not_finite_changes_nothing(
+    tmp_path: Path, kind: str, accumulate: int, fault: str, log_every: int
+) -> None:
     """Step 5 fails; step 6 is launched before the host knows, unless a line of metrics is due after step 5."""
     calls = 0
 
@@ -171,13 +173,13 @@ def test_a_step_that_is_not_finite_changes_nothing(tmp_path: Path, accumulate: i
         return loss, labels
 
     settings = {"accumulate": accumulate, "log_every": log_every, "validate_every": 100, "ema": 0.9, "snapshots": 0}
-    trainer = fused_trainer(tmp_path / "run", loss=spoil, **settings)
+    trainer = fused_trainer(tmp_path / "run", kind, loss=spoil, **settings)
     is_in_batch = accumulate > 1 and fault.startswith("loss")
     where = f"step 5{f' in batch {accumulate - accumulate // 2} of {accumulate}' if is_in_batch else ''}, so"
     with pytest.raises(RunFailure, match=rf"The {fault} at {where} training stopped.*step-0"):
         trainer.run()
     assert calls == (5 if log_every == 5 else 6) * accumulate
-    fine = fused_trainer(tmp_path / "fine", steps=4, **settings)
+    fine = fused_trainer(tmp_path / "fine", kind, steps=4, **settings)
     fine.run()
     assert equal_states(trainer.module.state_dict(), fine.module.state_dict())
     states = [trainer.optimizer.state_dict()["state"], fine.optimizer.state_dict()["state"]]
@@ -186,7 +188,10 @@ def test_a_step_that_is_not_finite_changes_nothing(tmp_path: Path, accumulate: i
 
 
 @pytest.mark.usefixtures("read_late")
-def test_no_step_reads_the_host_between_two_lines_of_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_no_step_reads_the_host_between_two_lines_of_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     take, read_results, reads = TrainingSteps.take, TrainingSteps.results, []
 
     def take_counted(steps: TrainingSteps[Any], step: int) -> Any:
@@ -199,7 +204,7 @@ def test_no_step_reads_the_host_between_two_lines_of_metrics(tmp_path: Path, mon
         return steps.results(waits=False)
 
     monkeypatch.setattr(TrainingSteps, "take", take_counted)
-    fused_trainer(tmp_path / "run", accumulate=2, ema=0.9).run()
+    fused_trainer(tmp_path / "run", kind, accumulate=2, ema=0.9).run()
     assert reads == [[]] * 12
 
 
