@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from clearhead.base.progress import Display
 from clearhead.core import Transformer
 from clearhead.data.batches.base import Batch, Batches
 from clearhead.fast.device_check import device_name
-from clearhead.fast.native.build import VERDICT_SUFFIX, kernel_folder, lock_cache, write_private
+from clearhead.fast.native.build import recall_verdict
 from clearhead.fast.training.compiled import FullBatch, NotCompiled, end_warm_up, is_ready
 from clearhead.fast.training.compiler import find_obstacle
 from clearhead.fast.training.tree import training_tree
@@ -160,8 +160,24 @@ class CompileChoice:
         seconds = BASE_SECONDS + LAYER_SECONDS * sum(len(stack.order) for stack in stacks)
         return seconds * (CACHED_SHARE if self._was_compiled() else 1.0)
 
-    def _file_name(self) -> str:
+    def _was_compiled(self) -> bool:
+        def fail() -> str:
+            raise FileNotFoundError
+
+        try:
+            return bool(recall_verdict(self._facts(), fail))
+        except OSError:
+            return False
+
+    def _remember(self, seconds: float) -> None:
+        """Note in the cache folder that PyTorch's cache has the graphs of this model; without a folder, do nothing."""
+        with contextlib.suppress(OSError):
+            recall_verdict(self._facts(), lambda: f"{seconds:.1f}")
+
+    def _facts(self) -> list[bytes]:
+        """Return all facts that the graphs depend on."""
         facts = (
+            "compiled",
             self.module.spec.to_json(),
             self.precision,
             full_batch(self.parts, self.process),
@@ -169,22 +185,7 @@ class CompileChoice:
             device_name(self.device),
             torch.__version__,
         )
-        return f"compiled-{hashlib.sha256(repr(facts).encode()).hexdigest()}{VERDICT_SUFFIX}"
-
-    def _was_compiled(self) -> bool:
-        try:
-            return (kernel_folder() / self._file_name()).exists()
-        except OSError:
-            return False
-
-    def _remember(self, seconds: float) -> None:
-        """Note in the cache folder that PyTorch's cache has the graphs of this model; without a folder, do nothing."""
-        try:
-            folder = kernel_folder()
-            with lock_cache(folder):
-                write_private(folder / self._file_name(), f"{seconds:.1f}".encode())
-        except OSError:
-            return
+        return [repr(facts).encode()]
 
 
 def compile_graphs(tree: nn.Module, engine: TrainingEngine[Any], batches: Batches[Any]) -> None:

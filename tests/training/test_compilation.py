@@ -98,7 +98,7 @@ def test_auto_leaves_sharded_models_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def check(module: nn.Module, *, is_resumed: bool = False) -> None:
-    choice: Any = SimpleNamespace(module=module, parts=None)
+    choice: Any = SimpleNamespace(module=module, parts=None, device=CPU)
     CompileChoice.check(choice, is_resumed=is_resumed)
 
 

@@ -210,7 +210,8 @@ class Muon(torch.optim.Optimizer):
         # Singular values need whole matrices: each process gathers the updates of sharded ones.
         updates = torch.stack([_gather_whole(update) for update in self._nesterov(parameters)])
         dtype = torch.bfloat16 if has_fast_bf16(updates.device) else torch.float32
-        orthogonal, factor = orthogonalize(updates.to(dtype)).to(updates.dtype), weight_factor
+        orthogonal = orthogonalize(updates.to(dtype)).to(updates.dtype)
+        factor: float | Tensor = weight_factor
         if self.found_inf is not None:
             orthogonal = orthogonal.masked_fill(self.found_inf > 0, 0.0)
             factor = torch.full_like(self.found_inf, weight_factor).masked_fill_(self.found_inf > 0, 1.0)
