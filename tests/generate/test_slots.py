@@ -112,6 +112,22 @@ def test_translations_run_in_recorded_steps(beams: int, made: list[DecodingSlots
     assert len(made) == 1 and made[0].graphs.num_replays > 3
 
 
+def test_a_member_joins_without_the_rows_that_end_with_their_first_token(made: list[DecodingSlots]) -> None:
+    module = model("decoder/post/rotary", seed=3)
+    request = GenerateRequest(some_prompts(4, longest=9, vocab=23, seed=1), GREEDY, EOS, PAD, (PAD, EOS))
+    starter, results = RequestStarter(module, request, [1, 6, 1, 4], with_text=False), []
+    for running_batch in (RunningBatch(module), SlotBatch(module, SlotSize(4, 64))):
+        with torch.inference_mode():
+            start = starter.start(range(4))
+            rows = list(start.member.sequences)
+            progress = running_batch.join([start])
+            assert sum(event.is_done for event in progress) == 2 and running_batch.num_rows == 2
+            while running_batch.members:
+                running_batch.step()
+        results.append([row.ids for row in rows])
+    assert results[0] == results[1] and [len(ids) for ids in results[0]] == [1, 6, 1, 4]
+
+
 def test_rows_cross_buckets_of_keys_and_of_rows(made: list[DecodingSlots]) -> None:
     """Prompts of other lengths end one after the other: keys grow over 64 and 96, rows shrink from 8 to 1."""
     module = model("decoder/post/rotary", seed=3)

@@ -119,7 +119,6 @@ class SlotRow:
         slot: its present slot.
         is_quiet: True if its tokens are needed at its end only.
         is_hosted: True if its member chooses the tokens with the host, such as those that a JSON schema allows.
-        is_gone: True if it has left its slot.
     """
 
     sequence: GeneratedSequence
@@ -131,7 +130,6 @@ class SlotRow:
     slot: int
     is_quiet: bool
     is_hosted: bool
-    is_gone: bool = False
 
     @property
     def last_step(self) -> int:
@@ -361,11 +359,11 @@ class SlotBatch(RunningBatch):
         self._history[:, quiet, column] = results[:2, quiet]
         for slot in quiet[ends[quiet] | ~np.isfinite(log_probs[quiet])].tolist():
             row = arrangement.rows[slot]
-            if not row.is_gone:
+            if self._seats[slot] is row:
                 self._note(row, number - row.first_step)
                 progress.append(self._add(row, int(tokens[slot]), float(log_probs[slot])))
         for slot, row in arrangement.loud.items():
-            if not row.is_gone:
+            if self._seats[slot] is row:
                 progress.append(self._add(row, int(tokens[slot]), float(log_probs[slot])))
         update(number + 1 - min(arrangement.first_step, number), arrangement.most_tokens, "tokens")
         return progress
@@ -375,15 +373,15 @@ class SlotBatch(RunningBatch):
         progress, slots = list[SequenceProgress](), self.slots
         if launched is None or slots is None:
             return progress
-        for member, rows in launched[2].hosted.items():
-            device = slots.logits_RV.device
-            index_K = torch.tensor([row.slot for row in rows if not row.is_gone], dtype=torch.int64, device=device)
-            if len(index_K) == 0:
+        for member, hosted in launched[2].hosted.items():
+            rows = [row for row in hosted if self._seats[row.slot] is row]
+            if not rows:
                 continue
+            index_K = torch.tensor([row.slot for row in rows], device=slots.logits_RV.device)
             done, survivors = member.advance(slots.logits_RV[index_K])
             progress += done
             for row in rows:
-                if row.sequence.is_done and not row.is_gone:
+                if row.sequence.is_done:
                     self._leave(row)
             index_K = index_K if survivors.rows is None else index_K[survivors.rows]
             slots.chooser.tokens.index_copy_(0, index_K, member.tokens[:, 0])
@@ -418,7 +416,6 @@ class SlotBatch(RunningBatch):
     def _leave(self, row: SlotRow) -> None:
         """Free the slot of a row."""
         assert self.slots is not None
-        row.is_gone = True
         self._seats[row.slot] = self._arrangement = None
         self.slots.chooser.leave([row.slot])
 
