@@ -16,7 +16,7 @@ class HostCopy:
     def __init__(self, tensor: Tensor) -> None:
         is_cuda = tensor.device.type == "cuda"
         copied = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_cuda)
-        self._copied: Tensor = copied.copy_(tensor, non_blocking=True)
+        self._copied: Tensor = copied.copy_(tensor, non_blocking=is_cuda)
         self._event = torch.cuda.current_stream(tensor.device).record_event() if is_cuda else None
 
     def read(self) -> Tensor:

@@ -21,7 +21,7 @@ from clearhead.fast.training.compiled import FullBatch, NotCompiled, end_warm_up
 from clearhead.fast.training.compiler import find_obstacle
 from clearhead.fast.training.tree import training_tree
 from clearhead.training.parallel.engines import TrainingEngine
-from clearhead.training.parallel.world import ALONE, Process
+from clearhead.training.parallel.world import Process
 from clearhead.training.preflight import ONCE, DryRun, TimeLimit, preserve_module
 from clearhead.training.progress.reports import duration
 from clearhead.training.random_state import deterministic_algorithms, preserve_random_state, preserve_threads
@@ -72,7 +72,7 @@ class CompileChoice:
     precision: str
     device: torch.device
     display: Display
-    process: Process = ALONE
+    process: Process
 
     def check(self, *, is_resumed: bool) -> None:
         """Refuse to compile where it is impossible.

@@ -13,6 +13,7 @@ import clearhead
 from clearhead import core as ch
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.replica import override, replica
+from clearhead.fast.slots import graph
 from clearhead.fast.slots.graph import REFUSED, Graphs
 from clearhead.fast.slots.tree import SlotOwner
 from clearhead.generate import continuation
@@ -377,7 +378,8 @@ def test_a_recording_refuses_host_reads() -> None:
 
 def test_short_texts_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     record_steps(monkeypatch, least=32)
-    graphs, ran = Graphs(torch.device("cpu"), most=2), []
+    monkeypatch.setattr(graph, "MOST_GRAPHS", 2)
+    graphs, ran = Graphs(torch.device("cpu")), []
     numbers = torch.zeros(1)
 
     def step() -> None:

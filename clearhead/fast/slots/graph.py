@@ -75,11 +75,9 @@ class Graphs:
 
     Args:
         device: device of the steps.
-        most: maximum number of recordings.
     """
 
-    def __init__(self, device: torch.device, most: int = MOST_GRAPHS) -> None:
-        self.most: int = most
+    def __init__(self, device: torch.device) -> None:
         self.num_replays: int = 0
         self._device = device
         self._graphs: OrderedDict[Hashable, CudaGraph | None] = OrderedDict()  # None: ran once, which was the warm-up
@@ -101,7 +99,7 @@ class Graphs:
         if key in self._graphs and expected >= LEAST_STEPS and not REFUSED.is_set():
             self._graphs[key] = self._record(step)
             self._graphs.move_to_end(key)
-            while len(self._graphs) > self.most:
+            while len(self._graphs) > MOST_GRAPHS:
                 self._graphs.popitem(last=False)
             return
         self._graphs.setdefault(key, None)
