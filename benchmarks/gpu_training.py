@@ -21,7 +21,9 @@ from gpu_sides import Bench, Case, Side, measure_case, report_failure
 from gpu_sizes import COMMAND_SIDE, STEP_SIDE, DecoderSize
 from torch.nn import functional as F
 from train_speed import (
+    CLIP,
     SMOOTHING,
+    TRAIN_TABLE,
     Step,
     decoder_spec,
     load_nanogpt,
@@ -40,7 +42,8 @@ from clearhead.fast.training.compiler import find_obstacle
 from clearhead.spec.cost import training_flops
 from clearhead.training.random_state import deterministic_algorithms
 
-RUN_FILE = """
+RUN_FILE = (
+    """
 [task]
 kind = "generate"
 [data]
@@ -60,20 +63,13 @@ norm_place = "pre"
 dropout = 0.0
 positions = "learned"
 bias = false
-[train]
-run = "{folder}/run"
-steps = {steps}
-batch_tokens = {batch_tokens}
-learning_rate = 1e-3
-schedule = "constant"
-warmup = 0
-clip = 1.0
-precision = "bf16"
-device = "{device}"
-validate_every = {steps}
-compile = {compiles}
-
 """
+    + TRAIN_TABLE
+    + """
+device = "{device}"
+compile = {compiles}
+"""
+)
 COMPILE_SECONDS = 45.0
 ABLATION_STEPS = 8
 
@@ -108,13 +104,9 @@ def measure_steps(bench: Bench, name: str) -> None:
     if bench.nanogpt is None:
         bench.leave_out("nanoGPT", "left out: name a checkout with --nanogpt DIR")
     else:
-        peer = load_nanogpt(bench.nanogpt)
-        config = peer.GPTConfig(
-            block_size=size.length, vocab_size=size.vocabulary, n_layer=size.layers, n_head=size.heads,
-            n_embd=size.width, dropout=0.0, bias=False,
-        )  # fmt: skip
+        build_peer = load_nanogpt(bench.nanogpt, size.layers, size.width, size.heads, size.length, size.vocabulary)
         for label, kind, seconds in (("eager", "bf16", 5.0), ("compiled", "bf16 compiled", COMPILE_SECONDS)):
-            make = partial(nanogpt_step, peer, config, kind, device)
+            make = partial(nanogpt_step, build_peer, kind, device)
             sides.append(side(f"nanoGPT {label}", make, seconds))
     measure_case(bench, case, sides)
 
@@ -253,8 +245,8 @@ def command_file(bench: Bench, size: DecoderSize, folder: Path, steps: int) -> P
     text = RUN_FILE.format(
         folder=folder, length=size.length, kind="word" if has_words else "character",
         vocabulary=f"vocab_size = {size.command_vocabulary}" if has_words else "", layers=size.layers,
-        width=size.width, heads=size.heads, steps=steps, batch_tokens=size.rows * size.length,
-        device=bench.device.type, compiles=str(compiles).lower(),
+        width=size.width, heads=size.heads, steps=steps, batch_tokens=size.rows * size.length, clip=CLIP,
+        precision="bf16", device=bench.device.type, compiles=str(compiles).lower(),
     )  # fmt: skip
     file = folder / "run.toml"
     file.write_text(text, encoding="utf-8")

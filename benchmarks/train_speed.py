@@ -76,7 +76,20 @@ DECODERS = {"10.7M": (6, 384, 6, 16, 256, 65), "124M": (12, 768, 12, 4, 512, 503
 MATRIX_SIZE, MEMORY_STEPS = 2048, 2
 # For the command: warm-up steps and counted steps, both of whole lines of its metrics, and the number of runs.
 WARM, COUNTED, TURNS = 10, 60, 3
-RUN_FILE = """
+TRAIN_TABLE = """
+[train]
+run = "{folder}/run"
+steps = {steps}
+batch_tokens = {batch_tokens}
+learning_rate = 1e-3
+schedule = "constant"
+warmup = 0
+clip = {clip}
+precision = "{precision}"
+validate_every = {steps}
+"""
+RUN_FILE = (
+    """
 [task]
 kind = "translate"
 [data]
@@ -88,20 +101,14 @@ vocab_size = 20000
 joint = true
 [model]
 spec = "{folder}/spec.json"
-[train]
-run = "{folder}/run"
-steps = {steps}
-batch_tokens = {batch_tokens}
-learning_rate = 1e-3
-schedule = "constant"
-warmup = 0
+"""
+    + TRAIN_TABLE
+    + """
 label_smoothing = {smoothing}
-clip = {clip}
-precision = "{precision}"
 threads = {threads}
-validate_every = {steps}
 bleu_sentences = 0
 """
+)
 Step = Callable[[Batch], None]
 
 
@@ -252,12 +259,9 @@ def decoder(args: argparse.Namespace) -> Work:
     spec = decoder_spec(layers, width, heads, length, vocab)
     sides = {f"clearhead {name}": partial(our_step, spec, name, 0.0) for name in ("fp32", "bf16")}
     if args.nanogpt is not None:
-        peer = load_nanogpt(args.nanogpt)
-        config = peer.GPTConfig(
-            block_size=length, vocab_size=vocab, n_layer=layers, n_head=heads, n_embd=width, dropout=0.0, bias=False
-        )
+        build_peer = load_nanogpt(args.nanogpt, layers, width, heads, length, vocab)
         for name in ("fp32", "bf16", "bf16 compiled"):
-            sides[f"nanoGPT {name}"] = partial(nanogpt_step, peer, config, name)
+            sides[f"nanoGPT {name}"] = partial(nanogpt_step, build_peer, name)
     return Work([random_batch(rows, length, vocab) for _ in range(args.steps + 1)], sides, spec)
 
 
@@ -279,15 +283,19 @@ def random_batch(rows: int, length: int, vocab: int) -> Batch:
     )  # fmt: skip
 
 
-def load_nanogpt(folder: Path) -> Any:
-    """Return the module with nanoGPT's model, from a checkout."""
+def load_nanogpt(folder: Path, layers: int, width: int, heads: int, length: int, vocab: int) -> Callable[[], Any]:
+    """Return a function that builds nanoGPT's model, from a checkout, in the sizes of `decoder_spec`."""
     sys.path.insert(0, str(folder))
-    return importlib.import_module("model")
+    peer = importlib.import_module("model")
+    config = peer.GPTConfig(
+        block_size=length, vocab_size=vocab, n_layer=layers, n_head=heads, n_embd=width, dropout=0.0, bias=False
+    )
+    return partial(peer.GPT, config)
 
 
-def nanogpt_step(peer: Any, config: Any, name: str, device: str = "cpu") -> Step:
+def nanogpt_step(build: Callable[[], Any], name: str, device: str = "cpu") -> Step:
     with contextlib.redirect_stdout(io.StringIO()):
-        module = peer.GPT(config).to(device)
+        module = build().to(device)
     called = torch.compile(module) if name == "bf16 compiled" else module
     fused = name == "bf16 compiled" or device != "cpu"
     return plain_step(module, peer_of(called), in_bf16=name != "fp32", fused=fused, device=device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from contextvars import copy_context
 from functools import partial
@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from clearhead.base.host_copy import HostCopy
 from clearhead.data.batches.base import Batches, CountedBatch, DeviceBatch
 
 # Number of batches that a thread makes ahead. With two, the thread makes the second while the device copies the first.
@@ -35,7 +36,7 @@ CountedT = TypeVar("CountedT", bound=CountedBatch)
 
 KeyedBatches = Iterator[tuple[KeyT, DeviceBatchT]]
 Run = Callable[[KeyT, DeviceBatchT], Sequence[Tensor]]
-_Group = list[tuple[KeyT, Sequence[Tensor]]]
+_Group = Iterable[tuple[KeyT, Sequence[HostCopy]]]
 # A batch, the event of its copy, the position of the source after it, and its number of batches per epoch.
 _Sent = tuple[CountedT, torch.cuda.Event | None, dict[str, Any], int]
 
@@ -150,18 +151,6 @@ class DeviceCopies:
                 tensor.record_stream(stream)
         return batch
 
-    def fetch(self, group: _Group[KeyT]) -> tuple[_Group[KeyT], torch.cuda.Event | None]:
-        """Start to copy results to pinned memory; return them on the CPU, and the event after which they are valid."""
-        if self._stream is None:
-            return group, None
-
-        def copy(result: Tensor) -> Tensor:
-            pinned = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
-            return pinned.copy_(result, non_blocking=True)
-
-        copies: _Group[KeyT] = [(key, [*map(copy, results)]) for key, results in group]
-        return copies, torch.cuda.current_stream(self.device).record_event()
-
 
 class Prepared(Generic[CountedT]):
     """Training batches that a thread makes ahead and copies to a device; the same batches in the same order.
@@ -171,36 +160,31 @@ class Prepared(Generic[CountedT]):
     Args:
         batches: the source of the batches.
         device: the device of the returned batches.
-        ahead: the maximum number of batches that are made before they are taken. 0 means the plain source: no thread,
-            and batches that are not copied.
+        ahead: the maximum number of batches that are made before they are taken, at least 1.
+
+    Attributes:
+        batches_per_epoch: the number of batches in one pass over the data, after the last batch that was taken.
     """
 
     def __init__(self, batches: Batches[CountedT], device: torch.device, ahead: int = _AHEAD) -> None:
         self._batches, self._ahead = batches, ahead
         self._copies = DeviceCopies(device)
         self._feed: Ahead[_Sent[CountedT]] | None = None
-        self._is_behind = False
-        self._state, self._batches_per_epoch = batches.state(), batches.batches_per_epoch
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """The number of batches in one pass over the data, after the last batch that was taken."""
-        return self._batches_per_epoch if self._ahead else self._batches.batches_per_epoch
+        self._state: dict[str, Any] = batches.state()
+        self.batches_per_epoch: int = batches.batches_per_epoch
 
     def __iter__(self) -> Iterator[CountedT]:
         return self
 
     def __next__(self) -> CountedT:
         """Return the next batch, on the device; errors of the source are raised here, and end the thread."""
-        if not self._ahead:
-            return next(self._batches)
         try:
             if self._feed is None:
-                self._go_back()
+                self._batches.load_state(self._state)  # a closed thread may have passed it
                 self._feed = Ahead(partial(_make, self._batches, self._copies), self._ahead)
             sent, copied, state, per_epoch = next(self._feed)
             batch = self._copies.receive(sent, copied)
-            self._state, self._batches_per_epoch = state, per_epoch
+            self._state, self.batches_per_epoch = state, per_epoch
         except BaseException:  # also a signal, which may have interrupted the wait
             self.close()
             raise
@@ -208,7 +192,7 @@ class Prepared(Generic[CountedT]):
 
     def state(self) -> dict[str, Any]:
         """Return the position after the last batch that was taken, as JSON values."""
-        return self._state if self._ahead else self._batches.state()
+        return self._state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a position that `state` returned; batches that were made ahead are dropped.
@@ -218,21 +202,13 @@ class Prepared(Generic[CountedT]):
         """
         self.close()
         self._batches.load_state(dict(state))
-        self._is_behind = False
-        self._state, self._batches_per_epoch = self._batches.state(), self._batches.batches_per_epoch
+        self._state, self.batches_per_epoch = self._batches.state(), self._batches.batches_per_epoch
 
     def close(self) -> None:
         """End the thread, after the batch that it is making; the next batch would start another."""
         feed, self._feed = self._feed, None
         if feed is not None:
-            self._is_behind = True
             feed.close()
-
-    def _go_back(self) -> None:
-        """Return the source to the position after the last batch that was taken, if a closed thread had passed it."""
-        if self._is_behind:
-            self._batches.load_state(self._state)
-            self._is_behind = False
 
 
 def _make(batches: Batches[CountedT], copies: DeviceCopies) -> _Sent[CountedT]:
@@ -263,23 +239,26 @@ def compute_each(
             yield key, [result.cpu() for result in run(key, batch.to(device))]
         return
     # The host waits for a group after the next one was launched, so that the device is never idle.
-    for (group, copied), _ in pairwise(chain(_launch(batches, run, DeviceCopies(device)), [([], None)])):
-        if copied is not None:
-            copied.synchronize()
-        yield from group
+    for group, _ in pairwise(chain(_launch(batches, run, DeviceCopies(device)), [()])):
+        for key, results in group:
+            yield key, [result.read() for result in results]
 
 
 def _launch(
     batches: KeyedBatches[KeyT, DeviceBatchT], run: Run[KeyT, DeviceBatchT], copies: DeviceCopies
-) -> Iterator[tuple[_Group[KeyT], torch.cuda.Event | None]]:
-    """Launch the computation of all batches; yield groups of results for the CPU, and the events of their copies."""
-    waiting: _Group[KeyT] = []
+) -> Iterator[_Group[KeyT]]:
+    """Launch the computation of all batches; yield groups of results, which are copied to the CPU together."""
+    waiting: list[tuple[KeyT, Sequence[Tensor]]] = []
     for key, batch, copied in _make_ahead((key, *copies.send(batch)) for key, batch in batches):
         waiting.append((key, run(key, copies.receive(batch, copied))))
         if sum(result.numel() for _, results in waiting for result in results) >= _MOST_WAITING:
-            yield copies.fetch(waiting)
+            yield _fetch(waiting)
             waiting = []
-    yield copies.fetch(waiting)
+    yield _fetch(waiting)
+
+
+def _fetch(results: Iterable[tuple[KeyT, Sequence[Tensor]]]) -> _Group[KeyT]:
+    return [(key, [*map(HostCopy, tensors)]) for key, tensors in results]
 
 
 def _make_ahead(items: Iterator[ItemT]) -> Iterator[ItemT]:

@@ -133,6 +133,11 @@ class IndexedCache(Cache):
         return torch.ones(key.shape[0], key.shape[2], dtype=torch.bool, device=key.device)
 
     @property
+    def source_length(self) -> int:
+        """Number of keys of the encoder memory, with padding; 0 for a decoder-only model."""
+        return max((key.shape[2] for key, _ in self.memory_attention.values()), default=0)
+
+    @property
     def is_separable(self) -> bool:
         """True if single rows can be removed with their keys: the cache has keys and no state of custom modules."""
         return not self.states and bool(self.self_attention)

@@ -380,7 +380,7 @@ def _choose_compile(data: PreparedData, module: Transformer, precision: str, *, 
         return False
     from clearhead.training.compilation import CompileChoice  # imports PyTorch's compiler
 
-    compile_choice = CompileChoice(module, data.parts, train, precision, run.progress, run.processes.this)
+    compile_choice = CompileChoice(module, data.parts, train, precision, run.device, run.progress, run.processes.this)
     if choice is True:
         compile_choice.check(is_resumed=run.is_resumed)
         return True

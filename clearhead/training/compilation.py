@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -16,13 +16,12 @@ from clearhead.base.progress import Display
 from clearhead.core import Transformer
 from clearhead.data.batches.base import Batch, Batches
 from clearhead.fast.device_check import device_name
-from clearhead.fast.native.build import VERDICT_SUFFIX, kernel_folder, lock_cache, write_private
+from clearhead.fast.native.build import recall_verdict
 from clearhead.fast.training.compiled import FullBatch, NotCompiled, end_warm_up, is_ready
 from clearhead.fast.training.compiler import find_obstacle
 from clearhead.fast.training.tree import training_tree
-from clearhead.generate.batching import device_of
 from clearhead.training.parallel.engines import TrainingEngine
-from clearhead.training.parallel.world import ALONE, Process
+from clearhead.training.parallel.world import Process
 from clearhead.training.preflight import ONCE, DryRun, TimeLimit, preserve_module
 from clearhead.training.progress.reports import duration
 from clearhead.training.random_state import deterministic_algorithms, preserve_random_state, preserve_threads
@@ -62,6 +61,7 @@ class CompileChoice:
         parts: the prepared task.
         train: the [train] table of the run.
         precision: the precision of the computation.
+        device: the device of the training; a module that is sharded later may be on another device.
         display: the display that shows the choice and its reason.
         process: this process among all that train together.
     """
@@ -70,8 +70,9 @@ class CompileChoice:
     parts: PreparedTask[Any]
     train: Train
     precision: str
+    device: torch.device
     display: Display
-    process: Process = ALONE
+    process: Process
 
     def check(self, *, is_resumed: bool) -> None:
         """Refuse to compile where it is impossible.
@@ -82,7 +83,7 @@ class CompileChoice:
         Raises:
             InputError: the machine or the model cannot compile; the reason and the fix are named.
         """
-        reason = find_obstacle(self.module, device_of(self.module))
+        reason = find_obstacle(self.module, self.device)
         if reason:
             other = "resume the run where it began, or begin a new one" if is_resumed else "set compile = false"
             raise InputError(f"[train] compile = true is impossible here: {reason}, or {other}")
@@ -93,7 +94,7 @@ class CompileChoice:
         Args:
             is_sharded: True if the weights are sharded over the processes, so that nothing can be tried.
         """
-        reason = find_obstacle(self.module, device_of(self.module))
+        reason = find_obstacle(self.module, self.device)
         if is_sharded:
             reason = "a sharded model cannot be tried before the run; compile = true compiles it"
         pays, line = (False, reason) if reason else self._try()
@@ -149,7 +150,7 @@ class CompileChoice:
             by_layer=self.process.size > 1,
         )
         limit = TimeLimit(time.perf_counter(), ONCE)
-        return DryRun(tree, self.parts.loss, device_of(self.module), self.precision, limit, self.display)
+        return DryRun(tree, self.parts.loss, self.device, self.precision, limit, self.display)
 
     # What was compiled before
 
@@ -159,32 +160,32 @@ class CompileChoice:
         seconds = BASE_SECONDS + LAYER_SECONDS * sum(len(stack.order) for stack in stacks)
         return seconds * (CACHED_SHARE if self._was_compiled() else 1.0)
 
-    def _file_name(self) -> str:
-        device = device_of(self.module)
-        facts = (
-            self.module.spec.to_json(),
-            self.precision,
-            full_batch(self.parts, self.process),
-            self.train.activation_checkpointing,
-            device_name(device),
-            torch.__version__,
-        )
-        return f"compiled-{hashlib.sha256(repr(facts).encode()).hexdigest()}{VERDICT_SUFFIX}"
-
     def _was_compiled(self) -> bool:
+        def fail() -> str:
+            raise FileNotFoundError
+
         try:
-            return (kernel_folder() / self._file_name()).exists()
+            return bool(recall_verdict(self._facts(), fail))
         except OSError:
             return False
 
     def _remember(self, seconds: float) -> None:
         """Note in the cache folder that PyTorch's cache has the graphs of this model; without a folder, do nothing."""
-        try:
-            folder = kernel_folder()
-            with lock_cache(folder):
-                write_private(folder / self._file_name(), f"{seconds:.1f}".encode())
-        except OSError:
-            return
+        with contextlib.suppress(OSError):
+            recall_verdict(self._facts(), lambda: f"{seconds:.1f}")
+
+    def _facts(self) -> list[bytes]:
+        """Return all facts that the graphs depend on."""
+        facts = (
+            "compiled",
+            self.module.spec.to_json(),
+            self.precision,
+            full_batch(self.parts, self.process),
+            self.train.activation_checkpointing,
+            device_name(self.device),
+            torch.__version__,
+        )
+        return [repr(facts).encode()]
 
 
 def compile_graphs(tree: nn.Module, engine: TrainingEngine[Any], batches: Batches[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import RunFailure, is_out_of_memory
+from clearhead.base.host_copy import HostCopy
 from clearhead.base.signals import StopSignals
 from clearhead.data.batches.base import Batches, BatchT
 from clearhead.training.memory import return_memory
@@ -26,7 +28,6 @@ from clearhead.training.optim.schedules import Schedule
 from clearhead.training.optim.weight_averages import ExponentialAverage
 from clearhead.training.parallel.engines import AgreedStop, StepSums, TrainingEngine
 from clearhead.training.parallel.processes import Processes
-from clearhead.training.pending import Pending
 from clearhead.training.record import TrainSettings
 
 
@@ -87,8 +88,8 @@ class TrainingSteps(Generic[BatchT]):
         ema = self.settings.ema
         self.ema: ExponentialAverage | None = None if ema is None else ExponentialAverage(self.module, ema)
         self.agreed: AgreedStop = AgreedStop()
-        # None means that the host reads the loss and the norm of a step before the update.
-        self._pending = Pending[StepResult]() if updates_on_device(self.optimizer, self.device) else None
+        self._reads_late = updates_on_device(self.optimizer, self.device)
+        self._launched = deque[tuple[StepResult, HostCopy]]()  # with the losses and the norm of each step
         self._has_failed = torch.zeros((), dtype=torch.bool, device=self.device)
 
     def take(self, step: int) -> list[StepResult]:
@@ -105,7 +106,7 @@ class TrainingSteps(Generic[BatchT]):
         """
         rate = self.set_learning_rate(step)
         losses, sums = self._accumulate_gradients(step)
-        if self._pending is None:
+        if not self._reads_late:
             sums.add_losses(losses.tolist())
             sums = self._agree(sums)
             self._check_loss(step, sums)
@@ -117,7 +118,7 @@ class TrainingSteps(Generic[BatchT]):
         values = torch.cat([losses.double(), norm[None]])
         self._has_failed = self._has_failed | ~values.isfinite().all()
         self._update(step, divisor)
-        self._pending.push(StepResult(step, rate, sums), values)
+        self._launched.append((StepResult(step, rate, sums), HostCopy(values)))
         return self.results(waits=False)
 
     def results(self, *, waits: bool) -> list[StepResult]:
@@ -130,7 +131,10 @@ class TrainingSteps(Generic[BatchT]):
             RunFailure: the loss or the gradient of a step is not finite.
         """
         results = list[StepResult]()
-        for result, (*losses, norm) in self._pending.ready(waits=waits) if self._pending is not None else ():
+        # The newest step stays, so that the device always has work.
+        while len(self._launched) > (0 if waits else 1):
+            result, values = self._launched.popleft()
+            *losses, norm = values.read().tolist()
             sums = StepSums()
             sums.add_losses(losses)
             joined = StepSums.of(self.processes.all_gather_rows(sums.row()))

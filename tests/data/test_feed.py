@@ -96,15 +96,14 @@ def check_equal(plain: Batches[Batch], feed: Prepared[Batch], seed: int) -> None
         states.append(plain.state())
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 2, 7])
+@pytest.mark.parametrize("ahead", [1, 2, 7])
 def test_batches_and_positions_are_those_of_the_plain_source(ahead: int) -> None:
     with contextlib.closing(Prepared(epochs(), CPU, ahead)) as feed:
         check_equal(epochs(), feed, seed=ahead)
 
 
-@pytest.mark.parametrize("ahead", [0, 2])
-def test_a_streamed_text_goes_back_across_its_pools(ahead: int, streamed: Any) -> None:
-    with contextlib.closing(Prepared(streamed(), CPU, ahead)) as feed:
+def test_a_streamed_text_goes_back_across_its_pools(streamed: Any) -> None:
+    with contextlib.closing(Prepared(streamed(), CPU, 2)) as feed:
         check_equal(streamed(), feed, seed=3)
 
 

@@ -17,6 +17,7 @@ from clearhead.generate.running import Generated, RunningBatch, run_queue
 from clearhead.generate.search.beam import Search
 from clearhead.generate.slots.batch import SlotSize
 from clearhead.generate.slots.beams import BeamBatch, DeviceBeams
+from tests.generate.recording import record_steps
 from tests.generate.tiny import BOS, EOS, PAD, some_prompts, some_sources, tiny_decoder, tiny_model
 from tests.laws.host_reads import refuse_host_reads
 
@@ -25,7 +26,7 @@ from tests.laws.host_reads import refuse_host_reads
 def without_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `Search` compute as on a GPU."""
     monkeypatch.setattr("clearhead.fast.logits.function", lambda *_, **__: None)
-    monkeypatch.setattr("clearhead.fast.slots.graph.LEAST_STEPS", 1)
+    record_steps(monkeypatch, least=1)
 
 
 def run(batch: RunningBatch, request: GenerateRequest, *, budget: int = 10**6, most: int | None = None) -> list[Any]:

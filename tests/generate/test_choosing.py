@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead.fast.slots.graph import Recording
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.processors import (
     NO_ID,
@@ -25,6 +24,7 @@ from clearhead.generate.processors import (
 from clearhead.generate.results import GeneratedSequence
 from clearhead.generate.search.sampling import RandomStream, Sampling, TokenChooser, sequence_seed
 from clearhead.generate.slots.choosing import DeviceChooser, RowRequest, can_choose, sampling_requests
+from tests.generate.recording import Recording
 from tests.laws.host_reads import refuse_host_reads
 
 VOCAB, CAPACITY, END = 19, 97, 2
@@ -100,7 +100,6 @@ class Peer:
     def __init__(self, case: Case, number: int) -> None:
         self.case, self.ids = case, torch.tensor([case.prompt])
         self.stream = None if case.options is None else RandomStream(sequence_seed(9, number, case.prompt))
-        self.total = 0.0
 
     def request(self, limit: int = 40) -> RowRequest:
         """Return the request of the row for `DeviceChooser`."""
@@ -111,7 +110,6 @@ class Peer:
         uniform = None if self.stream is None else torch.tensor([self.stream.next()], dtype=torch.float64)
         tokens, log_probs = TokenChooser(self.case.chain, self.case.options).choose(logits_V[None], self.ids, uniform)
         self.ids = torch.cat([self.ids, tokens[:, None]], 1)
-        self.total += float(log_probs)
         return int(tokens), float(log_probs)
 
 
@@ -139,7 +137,6 @@ def assert_step(chooser: DeviceChooser, peers: dict[int, Peer], logits_RV: Tenso
         is_open = log_probability > -torch.inf  # else the row fails, whatever its token
         assert not is_open or (actual[0], chooser.tokens[slot]) == (token, token), (slot, peer.case)
         assert actual[1] == log_probability or (actual[1] != actual[1] and log_probability != log_probability)
-        assert actual[2] == peer.total or not peer.total > -torch.inf
 
 
 def test_rows_with_all_options_choose_as_each_alone() -> None:
@@ -232,7 +229,7 @@ def test_the_number_of_operations_does_not_depend_on_the_rows() -> None:
 
 
 def test_rows_end_at_an_end_token_at_the_limit_and_without_a_number() -> None:
-    """The end stays; the sum counts each token."""
+    """The end of a row stays."""
     chooser = DeviceChooser(4, CAPACITY, VOCAB, torch.device("cpu"))
     requests = [RowRequest([], 0, None, (END, 10**6), limit) for limit in (9, 2, 9, 9)]
     chooser.join([0, 1, 2, 3], requests, torch.full((4, 1), 3))
@@ -242,8 +239,7 @@ def test_rows_end_at_an_end_token_at_the_limit_and_without_a_number() -> None:
         logits_RV[0, END] = 2.0 if step == 2 else 0.0
         logits_RV[2, 7] = torch.nan if step == 1 else 0.0
         chooser.choose(logits_RV)
-        ends.append(chooser.results[:, 3].tolist())
-        assert chooser.results[3, 2] == pytest.approx(float(logits_RV.log_softmax(1)[3, 5]) * (step + 1))
+        ends.append(chooser.results[:, 2].tolist())
     assert ends == [[0, 0, 0, 0], [0, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
 
 
@@ -273,7 +269,7 @@ def test_members_of_a_running_batch_join_with_their_streams_and_padding() -> Non
         chooser.choose(logits_RV)
         for slot, row in zip((4, 0, 2), rows, strict=True):
             assert chooser.tokens[slot] == row.ids[-1] and chooser.results[slot, 1] == row.log_probabilities[-1]
-            assert bool(chooser.results[slot, 3]) == row.is_done
+            assert bool(chooser.results[slot, 2]) == row.is_done
         if any(row.is_done for row in rows):
             break
     assert step >= 6

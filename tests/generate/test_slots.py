@@ -11,11 +11,10 @@ import torch
 
 import clearhead
 from clearhead import core as ch
-from clearhead.base.errors import RunFailure
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.replica import override, replica
 from clearhead.fast.slots import graph
-from clearhead.fast.slots.graph import REFUSED, Graphs, Recording
+from clearhead.fast.slots.graph import REFUSED, Graphs
 from clearhead.fast.slots.tree import SlotOwner
 from clearhead.generate import continuation
 from clearhead.generate.continuation import GenerateRequest, RequestStarter, generate_ids, stream_ids
@@ -23,8 +22,9 @@ from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.results import Constraint, GeneratedSequence
 from clearhead.generate.running import RunningBatch
 from clearhead.generate.slots.batch import DecodingSlots, SlotBatch, SlotSize, bucket, eager_reason
+from tests.generate.recording import Recording, record_steps
 from tests.generate.tiny import BOS, EOS, PAD, some_prompts, some_sources, tiny_decoder, tiny_model
-from tests.laws.host_reads import refuse_host_reads
+from tests.laws.host_reads import HostRead, refuse_host_reads
 from tests.laws.tiny import MODELS, tiny
 
 GENERATING = [name for name in MODELS if not name.startswith("encoder/")]
@@ -49,7 +49,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[DecodingSlots]]:
 
     monkeypatch.setattr(DecodingSlots, "__init__", note)
     monkeypatch.setattr(continuation, "SLOT_DEVICES", ("cpu", "cuda"))
-    monkeypatch.setattr(graph, "LEAST_STEPS", 2)
+    record_steps(monkeypatch, least=2)
     yield slots
     REFUSED.clear()
 
@@ -111,6 +111,22 @@ def test_translations_run_in_recorded_steps(beams: int, made: list[DecodingSlots
         patch.setattr(continuation, "SLOT_DEVICES", ())
         assert ids_of(recorded) == ids_of(generate_ids(module, request))
     assert len(made) == 1 and made[0].graphs.num_replays > 3
+
+
+def test_a_member_joins_without_the_rows_that_end_with_their_first_token(made: list[DecodingSlots]) -> None:
+    module = model("decoder/post/rotary", seed=3)
+    request = GenerateRequest(some_prompts(4, longest=9, vocab=23, seed=1), GREEDY, EOS, PAD, (PAD, EOS))
+    starter, results = RequestStarter(module, request, [1, 6, 1, 4], with_text=False), []
+    for running_batch in (RunningBatch(module), SlotBatch(module, SlotSize(4, 64))):
+        with torch.inference_mode():
+            start = starter.start(range(4))
+            rows = list(start.member.sequences)
+            progress = running_batch.join([start])
+            assert sum(event.is_done for event in progress) == 2 and running_batch.num_rows == 2
+            while running_batch.members:
+                running_batch.step()
+        results.append([row.ids for row in rows])
+    assert results[0] == results[1] and [len(ids) for ids in results[0]] == [1, 6, 1, 4]
 
 
 def test_rows_cross_buckets_of_keys_and_of_rows(made: list[DecodingSlots]) -> None:
@@ -356,12 +372,14 @@ def test_a_recording_refuses_host_reads() -> None:
         lambda: numbers[numbers > 1],
         lambda: torch.tensor([1, 2]) + numbers[:2],
     ):
-        with pytest.raises(RunFailure, match="depends on the host"):
+        with pytest.raises(HostRead):
             Recording().record(step)
 
 
 def test_short_texts_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs, ran = Graphs(torch.device("cpu"), most=2), []
+    record_steps(monkeypatch, least=32)
+    monkeypatch.setattr(graph, "MOST_GRAPHS", 2)
+    graphs, ran = Graphs(torch.device("cpu")), []
     numbers = torch.zeros(1)
 
     def step() -> None:

@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -118,18 +119,23 @@ def measure(case: Case) -> dict[str, float]:
     return {"graphs": compiled.count_graphs() - before, "loss": loss, "gradient": gradient}
 
 
+def use_backend(patch: pytest.MonkeyPatch, backend: str) -> None:
+    """Compile without Inductor, which takes half a minute: by Dynamo alone (eager), or with AOTAutograd (aot_eager)."""
+    compile_by_inductor = torch.compile
+
+    def compile_by_dynamo(method: Any, *, dynamic: bool, **_options: object) -> Any:
+        limit = compiled.MOST_GRAPHS
+        return compile_by_inductor(method, fullgraph=True, dynamic=dynamic, backend=backend, recompile_limit=limit)
+
+    patch.setattr(torch, "compile", compile_by_dynamo)
+
+
 def main() -> None:
     """Print the measurements of all cases of a backend: inductor, or eager (Dynamo alone)."""
     torch.set_num_threads(1)
     (backend,) = sys.argv[1:]
     if backend != "inductor":
-        compile_by_inductor = torch.compile
-
-        def compile_by_dynamo(method: Any, *, dynamic: bool, **_options: object) -> Any:
-            limit = compiled.MOST_GRAPHS
-            return compile_by_inductor(method, fullgraph=True, dynamic=dynamic, backend=backend, recompile_limit=limit)
-
-        torch.compile = compile_by_dynamo  # type: ignore[assignment]
+        use_backend(pytest.MonkeyPatch(), backend)
     cases = INDUCTOR if backend == "inductor" else DYNAMO
     print(json.dumps({name: measure(case) for name, case in cases.items()}))
 

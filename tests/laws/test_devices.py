@@ -20,18 +20,17 @@ from clearhead.checkpoints.runs.metrics import read_metrics
 from clearhead.core import Cache
 from clearhead.data import feed
 from clearhead.data.batches.base import Batch
-from clearhead.fast.slots import graph
 from clearhead.fast.training.tree import training_tree
 from clearhead.generate.continuation import GenerateRequest, RequestStarter
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.slots.batch import SlotBatch, SlotSize
 from clearhead.generate.slots.beams import BeamBatch
 from clearhead.tasks.train import token_loss
-from clearhead.training.pending import Pending
 from clearhead.training.random_state import deterministic_algorithms
 from clearhead.training.step import StepResult, TrainingSteps
 from tests.apps.cli.tiny_run import PAIRS
 from tests.data.test_feed import epochs
+from tests.generate.recording import record_steps
 from tests.generate.tiny import EOS, PAD, some_prompts, some_sources
 from tests.laws.tiny import MODELS, difference, pad_rows, random_rows, tiny, token_batch
 from tests.tasks.labelled_models import character_tokenizer
@@ -84,28 +83,33 @@ def test_a_cache_changes_nothing(name: str, device: torch.device) -> None:
     assert difference(torch.cat(pieces, dim=1).cpu(), module(ids).hidden.cpu()) <= NEAR
 
 
+@pytest.mark.parametrize("prepares", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_are_those_of_the_cpu(name: str, device: torch.device) -> None:
+def test_gradients_are_those_of_the_cpu(name: str, prepares: bool, device: torch.device) -> None:
+    """A training tree on a GPU fuses attention: with trained biases, masks, grouped keys, and rows without a key."""
     module = tiny(name)
     arguments = inputs(module, torch.device("cpu"))
     real = arguments.get("target_mask", arguments["mask"])
     gradients = []
     for target in (torch.device("cpu"), device):
         module.to(target).zero_grad()
-        module(**inputs_like(arguments, target)).hidden[real.to(target)].square().sum().backward()
-        gradients.append(
-            {
-                key: parameter.grad.cpu().clone()
-                for key, parameter in module.named_parameters()
-                if parameter.grad is not None
-            }
-        )
+        tree = training_tree(module, "fp32") if prepares and gradients else module
+        tree(**inputs_like(arguments, target)).hidden[real.to(target)].square().sum().backward()
+        gradients.append({key: weight.grad.cpu().clone() for key, weight in weights(module)})
     assert gradients[0].keys() == gradients[1].keys() and len(gradients[0]) > 10
-    largest = max(float(gradient.abs().max()) for gradient in gradients[0].values())
-    assert all(
-        float((gradients[1][key] - gradient).abs().max()) <= 10 * NEAR * largest
-        for key, gradient in gradients[0].items()
-    )
+    assert_near([*gradients[1].values()], [*gradients[0].values()])
+
+
+def weights(module: ch.Transformer) -> list[tuple[str, Any]]:
+    """Return the parameters that have a gradient, with their names."""
+    return [(key, parameter) for key, parameter in module.named_parameters() if parameter.grad is not None]
+
+
+def assert_near(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    """Compare gradients up to the rounding of sums as large as the largest of them."""
+    largest = max(float(gradient.abs().max()) for gradient in expected)
+    pairs = zip(actual, expected, strict=True)
+    assert all(float((gradient.cpu() - other).abs().max()) <= 10 * NEAR * largest for gradient, other in pairs)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -117,11 +121,8 @@ def test_the_loss_of_tokens_is_that_of_the_cpu_and_waits_for_nothing(name: str, 
     loss_and_gradients(module, batch)
     with forbid_waiting(device):
         actual = loss_and_gradients(module, batch)
-    largest = max(float(gradient.abs().max()) for gradient in expected[1:])
     assert abs(float(actual[0]) / float(expected[0]) - 1.0) <= NEAR
-    assert all(
-        float((a.cpu() - b).abs().max()) <= 10 * NEAR * largest for a, b in zip(actual[1:], expected[1:], strict=True)
-    )
+    assert_near(actual[1:], expected[1:])
 
 
 @contextlib.contextmanager
@@ -142,29 +143,7 @@ def loss_and_gradients(module: ch.Transformer, batch: Batch) -> list[torch.Tenso
     loss, labels = token_loss(module, batch, label_smoothing=0.1)
     loss.backward()
     assert labels == batch.num_labels
-    return [loss.detach(), *(weight.grad.clone() for weight in module.parameters() if weight.grad is not None)]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_training_tree_computes_the_gradients_of_the_cpu(name: str, device: torch.device) -> None:
-    """On a GPU its attention is fused: with trained biases, masks, grouped keys, and rows without a key."""
-    module = tiny(name)
-    arguments = inputs(module, torch.device("cpu"))
-    real = arguments.get("target_mask", arguments["mask"])
-    gradients = []
-    for target in (torch.device("cpu"), device):
-        module.to(target).zero_grad()
-        tree = training_tree(module, "fp32") if gradients else module
-        tree(**inputs_like(arguments, target)).hidden[real.to(target)].square().sum().backward()
-        gradients.append([each.grad.cpu() for each in module.parameters() if each.grad is not None])
-    largest = max(float(gradient.abs().max()) for gradient in gradients[0])
-    assert len(gradients[0]) == len(gradients[1]) > 10
-    assert all(difference_to(*pair) <= 10 * NEAR * largest for pair in zip(*gradients, strict=True))
-
-
-def difference_to(gradient: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the largest absolute difference of two gradients."""
-    return float((gradient - other).abs().max())
+    return [loss.detach(), *(weight.grad.clone() for _, weight in weights(module))]
 
 
 @pytest.mark.skipif(not AVAILABLE["cuda"], reason="needs a GPU: there is no cuda here")
@@ -175,13 +154,9 @@ def test_a_training_step_of_a_gpu_waits_for_nothing_and_stores_no_weights(name: 
     module = tiny(name, head_size=16, dropout=0.1).to(device)
     tree, arguments = training_tree(module, "bf16"), inputs_like(inputs(module, torch.device("cpu")), device)
     kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-    try:
-        for mode in ("default", "error"):  # tables are copied to the device in the first step
-            torch.cuda.set_sync_debug_mode(mode)
-            with torch.autocast("cuda", torch.bfloat16), sdpa_kernel(kernels), deterministic_algorithms():
-                tree(**arguments).hidden.square().mean().backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    for watch in (contextlib.nullcontext(), forbid_waiting(device)):  # the first step copies tables to the device
+        with watch, torch.autocast("cuda", torch.bfloat16), sdpa_kernel(kernels), deterministic_algorithms():
+            tree(**arguments).hidden.square().mean().backward()
     assert all(torch.isfinite(each.grad).all() for each in module.parameters() if each.grad is not None)
 
 
@@ -238,12 +213,9 @@ def test_a_training_step_never_waits_for_the_gpu(
 
     def take_without_waiting(training: TrainingSteps[Any], step: int) -> list[StepResult]:
         # The first steps also make the kernels and the optimizer state.
-        torch.cuda.set_sync_debug_mode("error" if step > 2 else "default")
-        try:
-            return take(training, step)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        with forbid_waiting(cuda) if step > 2 else contextlib.nullcontext():
             steps.append(step)
+            return take(training, step)
 
     monkeypatch.setattr(TrainingSteps, "take", take_without_waiting)
     train_model(tmp_path, cuda, 6)
@@ -253,8 +225,8 @@ def test_a_training_step_never_waits_for_the_gpu(
 @pytest.mark.usefixtures("quick_trainings")
 def test_late_reads_change_no_bit_on_a_gpu(tmp_path: Path, cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     train_model(tmp_path / "late", cuda, 6)
-    ready: Callable[..., Any] = Pending.ready
-    monkeypatch.setattr(Pending, "ready", lambda self, *, waits: ready(self, waits=True))
+    results: Callable[..., Any] = TrainingSteps.results
+    monkeypatch.setattr(TrainingSteps, "results", lambda self, *, waits: results(self, waits=True))
     train_model(tmp_path / "at-once", cuda, 6)
     runs = [tmp_path / name for name in ("late", "at-once")]
     losses = [[(row.loss, row.valid_loss) for row in read_metrics(run / "metrics.jsonl")] for run in runs]
@@ -276,14 +248,9 @@ def decode_in_slots(module: ch.Transformer, options: GenerateOptions) -> tuple[l
         for _ in range(4):
             batch.step()
         assert batch.slots is not None and batch.slots.cache.lengths_R.device == device
-        if device.type == "cuda":
-            torch.cuda.set_sync_debug_mode("error")
-        try:
+        with forbid_waiting(device):
             for _ in range(4):
                 batch.step()
-        finally:
-            if device.type == "cuda":
-                torch.cuda.set_sync_debug_mode("default")
         while batch.members:
             batch.step()
     return [(row.ids, row.log_probabilities) for row in rows], batch, batch.slots.graphs.num_replays
@@ -303,7 +270,7 @@ def test_a_replayed_step_has_the_bits_of_an_eager_one(
     ):
         results = []
         for least in (2, 99):
-            monkeypatch.setattr(graph, "LEAST_STEPS", least)
+            record_steps(monkeypatch, least, device.type)
             results.append(decode_in_slots(module, options))
         assert results[0][0] == results[1][0]
         assert results[0][2] > 3 and results[1][2] == 0
@@ -320,14 +287,9 @@ def search_in_slots(module: ch.Transformer, options: SearchOptions, device: torc
         batch.join([start])
         for _ in range(6):
             batch.step()
-        if device.type == "cuda":
-            torch.cuda.set_sync_debug_mode("error")
-        try:
+        with forbid_waiting(device):
             batch.step()
             batch.step()
-        finally:
-            if device.type == "cuda":
-                torch.cuda.set_sync_debug_mode("default")
         while batch.members:
             batch.step()
     slots = batch._beam_slots
@@ -344,7 +306,7 @@ def test_a_replayed_step_of_beams_has_the_bits_of_an_eager_one(
     module = tiny(name, max_positions=99).to(device)
     options, results = SearchOptions(beam_size=4, n_best=3, max_length=12, min_length=12, no_repeat_ngram_size=3), []
     for least in (2, 99):
-        monkeypatch.setattr(graph, "LEAST_STEPS", least)
+        record_steps(monkeypatch, least, device.type)
         results.append(search_in_slots(module, options, device))
     assert results[0][0] == results[1][0]
     assert results[0][1] > 3 and results[1][1] == 0
@@ -353,7 +315,7 @@ def test_a_replayed_step_of_beams_has_the_bits_of_an_eager_one(
 def test_joins_and_recordings_leave_no_memory_behind(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     if device.type != "cuda":
         pytest.skip("needs a GPU: only its allocator counts bytes")
-    monkeypatch.setattr(graph, "LEAST_STEPS", 2)
+    record_steps(monkeypatch, 2, device.type)
     module = tiny("decoder/pre-grouped/rotary", max_positions=99).to(device)
     request = GenerateRequest([[1, 5, 6]], GenerateOptions(max_new_tokens=3), EOS, PAD, (PAD, EOS))
     starter, batch, used = RequestStarter(module, request, [3], with_text=False), SlotBatch(module, SlotSize(4, 64)), []
@@ -384,11 +346,8 @@ def test_predictions_are_those_of_the_cpu_and_no_batch_waits(
 
     def forbid_waits(batches: Any, run: Any, copies: Any) -> Any:
         def run_without_waits(key: Any, batch: Any) -> Any:
-            torch.cuda.set_sync_debug_mode("error")
-            try:
+            with forbid_waiting(device):
                 return run(key, batch)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
 
         return launch(batches, run_without_waits, copies)
 

@@ -134,7 +134,7 @@ def test_no_batch_waits_for_the_device(
 ) -> None:
     """All batches run on `meta`, where every host read raises; one fetch for each group of calls returns zeros."""
     batches, fetches = list[int](), list[int]()
-    launch = feed._launch
+    launch, fetch_all = feed._launch, feed._fetch
 
     def watch(pairs: Any, run: Any, copies: Any) -> Any:
         def refuse(key: Any, batch: Any) -> Sequence[Tensor]:
@@ -146,15 +146,16 @@ def test_no_batch_waits_for_the_device(
 
         return launch(pairs, refuse, copies)
 
-    def fetch(self: Any, group: Any) -> Any:
+    def fetch(group: Any) -> Any:
         fetches.append(len(group))
-        ones = [(key, [torch.ones(result.shape, dtype=result.dtype) for result in results]) for key, results in group]
-        return ones, None
+        return fetch_all(
+            (key, [torch.ones(each.shape, dtype=each.dtype) for each in results]) for key, results in group
+        )
 
     # Otherwise the thread would make its tensors of the host while reads are refused.
     monkeypatch.setattr(feed, "_make_ahead", iter)
     monkeypatch.setattr(feed, "_launch", watch)
-    monkeypatch.setattr(feed.DeviceCopies, "fetch", fetch)
+    monkeypatch.setattr(feed, "_fetch", fetch)
     predict(tokenizer, lambda module: copy.deepcopy(module).to("meta"))
     assert sum(fetches) == len(batches) >= NUM_TEXTS // BATCH
     calls = -(-NUM_TEXTS // BLOCK) if predict is answers else 1
@@ -166,13 +167,13 @@ def test_many_results_are_fetched_in_groups_after_the_next_group_was_launched(
 ) -> None:
     events: list[str] = []
     monkeypatch.setattr(feed, "_MOST_WAITING", 2 * 3)
-    fetch = feed.DeviceCopies.fetch
+    fetch = feed._fetch
 
-    def note(self: Any, group: Any) -> Any:
+    def note(group: Any) -> Any:
         events.append("fetch")
-        return fetch(self, group)
+        return fetch(group)
 
-    monkeypatch.setattr(feed.DeviceCopies, "fetch", note)
+    monkeypatch.setattr(feed, "_fetch", note)
     module, texts = model("encoder", tokenizer, count=3, pool="first"), random_texts(9)
     inputs = outputs.TextBlock([[tokenizer.encode(text) for text in texts]], range(9))
     collator = InputCollator.of(module.spec, tokenizer)

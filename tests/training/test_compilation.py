@@ -22,6 +22,7 @@ from clearhead.fast.training.compiled import NotCompiled
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.training import compilation
 from clearhead.training.compilation import CompileChoice
+from clearhead.training.parallel.world import ALONE
 from clearhead.training.progress.reports import TrainingProgress
 from clearhead.training.runfile.sections import Train
 from clearhead.training.task_setup import PreparedTask
@@ -65,7 +66,7 @@ def decide(
     before = batches.state()
     parts: PreparedTask[Any] = object.__new__(PreparedTask)
     vars(parts).update(batches=batches, largest=None)
-    choice = CompileChoice(make_module(), parts, Train(run="run", steps=steps), "fp32", display)
+    choice = CompileChoice(make_module(), parts, Train(run="run", steps=steps), "fp32", CPU, display, ALONE)
     chosen = choice.decide(is_sharded=is_sharded)
     assert batches.state() == before
     return chosen, display.lines[-1]
@@ -98,7 +99,7 @@ def test_auto_leaves_sharded_models_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def check(module: nn.Module, *, is_resumed: bool = False) -> None:
-    choice: Any = SimpleNamespace(module=module, parts=None)
+    choice: Any = SimpleNamespace(module=module, parts=None, device=CPU)
     CompileChoice.check(choice, is_resumed=is_resumed)
 
 

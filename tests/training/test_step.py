@@ -27,10 +27,10 @@ from clearhead.tasks.train import token_loss
 from clearhead.training import loop
 from clearhead.training import step as training_step
 from clearhead.training.loop import Trainer
+from clearhead.training.optim import optimizers
 from clearhead.training.optim.optimizers import build_optimizer, gradient_scale, scale_gradients
 from clearhead.training.parallel.engines import TrainingEngine
 from clearhead.training.parallel.processes import Processes
-from clearhead.training.pending import Pending
 from clearhead.training.record import TrainSettings
 from clearhead.training.step import TrainingSteps
 from tests.laws.host_reads import count_host_reads, refuse_host_reads
@@ -39,9 +39,12 @@ from tests.training.small import Falling, Tokens, equal_states, recorder, small_
 from tests.training.test_loop import OneBatch
 
 
-def fused_trainer(run: Path, **changes: Any) -> Trainer[Tokens]:
-    """Return a small trainer with a fused AdamW, whose learning rate is a tensor as on CUDA."""
+def fused_trainer(run: Path, kind: str = "adamw", **changes: Any) -> Trainer[Tokens]:
+    """Return a small trainer with a fused AdamW, whose learning rate is a tensor as on CUDA, or with Muon."""
     trainer = small_trainer(run, **changes)
+    if kind == "muon":
+        trainer.optimizer = build_optimizer(trainer.module, kind="muon", learning_rate=1.0, weight_decay=0.01)
+        return trainer
     rate = torch.tensor(1.0)
     trainer.optimizer = torch.optim.AdamW(trainer.module.parameters(), lr=rate, weight_decay=0.01, fused=True)
     return trainer
@@ -57,9 +60,9 @@ def read_late(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def read_at_once() -> Iterator[None]:
     """Return a context manager in which the host waits for each step."""
-    ready: Callable[..., Any] = Pending.ready
+    results: Callable[..., Any] = TrainingSteps.results
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pending, "ready", lambda self, *, waits: ready(self, waits=True))
+        patch.setattr(TrainingSteps, "results", lambda self, *, waits: results(self, waits=True))
         yield
 
 
@@ -69,13 +72,13 @@ def lines(run: Path) -> list[tuple[float | None, ...]]:
 
 
 @pytest.mark.usefixtures("read_late")
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_late_reads_change_no_bit_of_a_run(tmp_path: Path, accumulate: int) -> None:
+@pytest.mark.parametrize(("kind", "accumulate"), [("adamw", 1), ("adamw", 2), ("muon", 2)])
+def test_late_reads_change_no_bit_of_a_run(tmp_path: Path, kind: str, accumulate: int) -> None:
     settings = {
         "accumulate": accumulate, "ema": 0.8, "keep": 9, "save_every": 3, "log_every": 5, "average": 2, "snapshots": 3,
     }  # fmt: skip
     late, at_once = tmp_path / "late", tmp_path / "at-once"
-    trainers = [fused_trainer(run, **settings) for run in (late, at_once)]
+    trainers = [fused_trainer(run, kind, **settings) for run in (late, at_once)]
     trainers[0].run()
     with read_at_once():
         trainers[1].run()
@@ -110,10 +113,11 @@ def test_a_step_is_read_after_the_next_one_is_launched(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("read_late")
-def test_a_late_run_resumes_exactly(tmp_path: Path) -> None:
-    fused_trainer(tmp_path / "whole", ema=0.9).run()
-    fused_trainer(tmp_path / "parts", ema=0.9, steps=5).run()
-    fused_trainer(tmp_path / "parts", ema=0.9).run(resume=True)
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_late_run_resumes_exactly(tmp_path: Path, kind: str) -> None:
+    fused_trainer(tmp_path / "whole", kind, ema=0.9).run()
+    fused_trainer(tmp_path / "parts", kind, ema=0.9, steps=5).run()
+    fused_trainer(tmp_path / "parts", kind, ema=0.9).run(resume=True)
     for name in (files.WEIGHTS, files.OPTIMIZER, files.AVERAGED_WEIGHTS):
         states = [files.load_tensors(tmp_path / run / "checkpoints" / "step-12" / name) for run in ("whole", "parts")]
         assert equal_states(*states)
@@ -121,11 +125,12 @@ def test_a_late_run_resumes_exactly(tmp_path: Path) -> None:
     assert [line for line in lines(tmp_path / "parts") if line[0] != 5] == lines(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_scaling_in_the_update_equals_scaling_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clip: float | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clip: float | None, kind: str
 ) -> None:
-    expected, actual = (fused_trainer(tmp_path / name, clip=clip, accumulate=2) for name in ("early", "late"))
+    expected, actual = (fused_trainer(tmp_path / name, kind, clip=clip, accumulate=2) for name in ("early", "late"))
     expected.run()
     monkeypatch.setattr(training_step, "updates_on_device", lambda *_: True)
     actual.run()
@@ -148,10 +153,12 @@ def test_norm_and_divisor_are_those_of_the_host() -> None:
 
 
 @pytest.mark.usefixtures("read_late")
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize(("kind", "accumulate"), [("adamw", 1), ("adamw", 3), ("muon", 3)])
 @pytest.mark.parametrize("fault", ["loss became nan", "loss became inf", "norm of the gradient became nan"])
 @pytest.mark.parametrize("log_every", [5, 7])
-def test_a_step_that_is_not_finite_changes_nothing(tmp_path: Path, accumulate: int, fault: str, log_every: int) -> None:
+def test_a_step_that_is_not_finite_changes_nothing(
+    tmp_path: Path, kind: str, accumulate: int, fault: str, log_every: int
+) -> None:
     """Step 5 fails; step 6 is launched before the host knows, unless a line of metrics is due after step 5."""
     calls = 0
 
@@ -166,13 +173,13 @@ def test_a_step_that_is_not_finite_changes_nothing(tmp_path: Path, accumulate: i
         return loss, labels
 
     settings = {"accumulate": accumulate, "log_every": log_every, "validate_every": 100, "ema": 0.9, "snapshots": 0}
-    trainer = fused_trainer(tmp_path / "run", loss=spoil, **settings)
+    trainer = fused_trainer(tmp_path / "run", kind, loss=spoil, **settings)
     is_in_batch = accumulate > 1 and fault.startswith("loss")
     where = f"step 5{f' in batch {accumulate - accumulate // 2} of {accumulate}' if is_in_batch else ''}, so"
     with pytest.raises(RunFailure, match=rf"The {fault} at {where} training stopped.*step-0"):
         trainer.run()
     assert calls == (5 if log_every == 5 else 6) * accumulate
-    fine = fused_trainer(tmp_path / "fine", steps=4, **settings)
+    fine = fused_trainer(tmp_path / "fine", kind, steps=4, **settings)
     fine.run()
     assert equal_states(trainer.module.state_dict(), fine.module.state_dict())
     states = [trainer.optimizer.state_dict()["state"], fine.optimizer.state_dict()["state"]]
@@ -181,18 +188,23 @@ def test_a_step_that_is_not_finite_changes_nothing(tmp_path: Path, accumulate: i
 
 
 @pytest.mark.usefixtures("read_late")
-def test_no_step_reads_the_host_between_two_lines_of_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    take, reads = TrainingSteps.take, []
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_no_step_reads_the_host_between_two_lines_of_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    take, read_results, reads = TrainingSteps.take, TrainingSteps.results, []
 
     def take_counted(steps: TrainingSteps[Any], step: int) -> Any:
+        # The values of the step before are read afterwards: an event has brought them to pinned memory.
+        steps.results = lambda waits: []  # type: ignore[method-assign]
         with count_host_reads() as counted:
-            results = take(steps, step)
-        # Without values of the step before, which an event has brought to pinned memory.
-        reads.append([read for read in counted if not read.startswith("tolist at clearhead/training/pending.py")])
-        return results
+            take(steps, step)
+        reads.append(counted)
+        steps.results = partial(read_results, steps)  # type: ignore[method-assign]
+        return steps.results(waits=False)
 
     monkeypatch.setattr(TrainingSteps, "take", take_counted)
-    fused_trainer(tmp_path / "run", accumulate=2, ema=0.9).run()
+    fused_trainer(tmp_path / "run", kind, accumulate=2, ema=0.9).run()
     assert reads == [[]] * 12
 
 
@@ -260,24 +272,30 @@ def test_throughput_counts_the_time_between_lines_without_validations_and_saves(
 
 
 def test_the_built_optimizer_is_fused(tmp_path: Path) -> None:
-    for kind, is_late in (("adam", True), ("adamw", True), ("muon", False)):
+    for kind in ("adam", "adamw", "muon"):
         optimizer = build_optimizer(small_trainer(tmp_path).module, kind=kind, learning_rate=0.1)  # type: ignore[arg-type]
-        assert training_step.updates_on_device(optimizer, torch.device("cuda")) is is_late
+        assert training_step.updates_on_device(optimizer, torch.device("cuda"))
         assert not training_step.updates_on_device(optimizer, torch.device("cpu"))
 
 
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
 @pytest.mark.parametrize("name", [name for name in MODELS if "/pre-grouped/" in name])
-def test_a_whole_step_runs_on_meta(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_step_runs_on_meta(name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of meta take the branches of a GPU, and every host read raises."""
     monkeypatch.setattr(adam, "_device_dtype_check_for_fused", lambda *_: None)
     # The kernel of the update has no form for meta.
     monkeypatch.setattr(torch, "_fused_adamw_", lambda *_, **named: None)
     monkeypatch.setattr(training_step, "updates_on_device", lambda *_: True)
-    monkeypatch.setattr(Pending, "push", lambda self, item, values: None)
+    monkeypatch.setattr(TrainingSteps, "results", lambda self, *, waits: [])
+    monkeypatch.setattr(training_step, "HostCopy", lambda values: values)
     tree = training_tree(tiny(name).to("meta"), "fp32")
     batch = token_batch(name).to("meta")
-    optimizer = torch.optim.AdamW(tree.parameters(), fused=True)
-    optimizer.param_groups[0]["lr"] = torch.tensor(0.1, device="meta")
+    if kind == "muon":
+        monkeypatch.setattr(optimizers, "_can_fuse", lambda _: True)
+        optimizer = build_optimizer(tree, kind="muon", learning_rate=0.1)
+    else:
+        optimizer = torch.optim.AdamW(tree.parameters(), fused=True)
+        optimizer.param_groups[0]["lr"] = torch.tensor(0.1, device="meta")
     steps = TrainingSteps(
         module=tree,
         optimizer=optimizer,

@@ -141,13 +141,12 @@ class SlotCache(Cache):
                 assert isinstance(entry, SlotKeys)
                 entry.buffer, entry.other = entry.other, entry.buffer
 
-    def put(self, read: IndexedCache, rows: RowIndices, slots: RowIndices, lengths: RowIndices, longest: int) -> None:
-        """Copy rows of a prefilled cache, which end together, into slots.
+    def put(self, read: IndexedCache, slots: RowIndices, lengths: RowIndices, longest: int) -> None:
+        """Copy the rows of a prefilled cache, which end together, into slots.
 
         Args:
             read: the prefilled cache.
-            rows: indices of rows of `read`.
-            slots: the slots of these rows.
+            slots: the slot of each row.
             lengths: number of tokens of each row.
             longest: the largest of `lengths`.
         """
@@ -156,19 +155,18 @@ class SlotCache(Cache):
         for (attention, depth), entry in read.self_attention.items():
             buffer = self.self_attention[self._twins[attention], depth].buffer
             assert entry.buffer is not None and buffer is not None
-            held = entry.buffer[:, rows, :, : read.length]
+            held = entry.buffer[:, : len(slots), :, : read.length]
             column = column_RS[None, :, None, :, None].expand(2, -1, held.shape[2], -1, held.shape[4])
             buffer[:, slots, :, :longest] = held.gather(3, column).to(buffer.dtype)
         self.lengths_R[slots] = lengths
         if self._memories:
-            rows, slots = rows[:: self.beams] // self.beams, slots[:: self.beams] // self.beams
-            mask = read.memory_masks[rows]
+            slots, mask = slots[:: self.beams] // self.beams, read.memory_masks
             count = min(mask.shape[1], self.sources)
             self._memory_mask_RS[slots] = False
             self._memory_mask_RS[slots, :count] = mask[:, :count]
             for (attention, depth), pair in read.memory_attention.items():
                 for buffer, states in zip(self._memories[self._twins[attention], depth], pair, strict=True):
-                    buffer[slots, :, :count] = states[rows, :, :count].to(buffer.dtype)
+                    buffer[slots, :, :count] = states[:, :, :count].to(buffer.dtype)
 
     def copy(self, slot: int, length: int, num_source: int) -> IndexedCache:
         """Return a cache of the prefilling tree with a copy of one row, its tokens and its source tokens."""
@@ -187,10 +185,9 @@ class SlotCache(Cache):
     def move(self, slots: RowIndices) -> None:
         """Move the rows of these slots into the first slots, in this order."""
         count = len(slots)
-        tensors = [entry.buffer for entry in self.self_attention.values()]
-        for buffer in tensors:
-            assert buffer is not None
-            buffer[:, :count, :, : self.num_keys] = buffer[:, slots, :, : self.num_keys]
+        for entry in self.self_attention.values():
+            assert entry.buffer is not None
+            entry.buffer[:, :count, :, : self.num_keys] = entry.buffer[:, slots, :, : self.num_keys]
         self.lengths_R[:count] = self.lengths_R[slots]
         sentences = slots[:: self.beams] // self.beams
         for states in (*chain.from_iterable(self._memories.values()), self._memory_mask_RS):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -107,13 +108,15 @@ def score_targets(
 
     def make_batches() -> Iterator[tuple[list[int], _PairBatch]]:
         for batch in batches_by_cost(costs, budget=budget, most_rows=batch_size):
-            yield batch, _PairBatch.of([sources[i] for i in batch], [targets[i] for i in batch], pad_id)
+            sides = [sources[i] for i in batch], [targets[i] for i in batch]
+            yield batch, _PairBatch(*chain(*(pad_ids(side, pad_id, torch.device("cpu")) for side in sides)))
 
     def run(batch: list[int], pairs: _PairBatch) -> tuple[Tensor]:
         with torch.inference_mode(), naming_texts(batch):
-            out = module(pairs.ids, pairs.target_ids, mask=pairs.mask, target_mask=pairs.target_mask)
+            target_ids, target_mask = pairs.target_ids[:, :-1], pairs.target_mask[:, 1:]
+            out = module(pairs.ids, target_ids, mask=pairs.mask, target_mask=target_mask)
             assert out.logits is not None, "the model must have a head over a vocabulary"
-            return (_label_log_probabilities(out.logits, pairs.labels),)
+            return (_label_log_probabilities(out.logits, pairs.target_ids[:, 1:]),)
 
     for batch, (log_probs_BT,) in compute_each(make_batches(), run, device):
         for i, row in zip(batch, log_probs_BT.tolist(), strict=True):
@@ -127,20 +130,12 @@ def _most_logits(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class _PairBatch(DeviceBatch):
-    """Batch of sources, decoder inputs and labels: padded ids, and masks that are True at real tokens."""
+    """Batch of sources, and of targets with start and end token: padded ids, and masks that are True at real tokens."""
 
     ids: Int[Tensor, "batch source"]
     mask: Bool[Tensor, "batch source"]
     target_ids: Int[Tensor, "batch target"]
     target_mask: Bool[Tensor, "batch target"]
-    labels: Int[Tensor, "batch target"]
-
-    @classmethod
-    def of(cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], pad_id: int) -> _PairBatch:
-        """Return a batch of sources, and of targets with start and end token."""
-        sides = sources, [target[:-1] for target in targets], [target[1:] for target in targets]
-        source, target, label = (pad_ids(side, pad_id, torch.device("cpu")) for side in sides)
-        return cls(*source, *target, label[0])
 
 
 def _label_log_probabilities(

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Final, TypeGuard, TypeVar
 
 import numpy as np
 import torch
@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from clearhead import spec
-from clearhead.base.errors import RunFailure
 from clearhead.base.hooks import are_seen, is_watching
+from clearhead.base.host_copy import HostCopy
 from clearhead.base.mapped_files import refuse_altered_weights
 from clearhead.base.progress import update
-from clearhead.core import Transformer
+from clearhead.core import Cache, Transformer
 from clearhead.core.attention import Attention
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.slots.cache import SlotCache
@@ -50,10 +50,6 @@ SMALL_TOKENS, SMALL_COLUMNS = 2**14, 256
 """Slots of up to this number of tokens in all are made larger than a batch needs, so that later ones can use them."""
 MOST_IDLE_TOKENS: Final = 2**17
 """Tokens of the largest slots that a model keeps for later batches; the memory of larger ones is freed."""
-UNREAD: Final = -1.0
-"""Marks results that were read, or not yet copied: no token has this id."""
-RING: Final = 3
-"""Pinned buffers for results: one is written, one is read, and one is between."""
 _LOGGER: Final = logging.getLogger("clearhead.generate")
 
 
@@ -121,10 +117,8 @@ class SlotRow:
         num_before: number of tokens that it had when it joined.
         first_step: number of the first step that reads the sequence.
         slot: its present slot.
-        line: its line in the history of the batch.
         is_quiet: True if its tokens are needed at its end only.
         is_hosted: True if its member chooses the tokens with the host, such as those that a JSON schema allows.
-        is_gone: True if it has left its slot.
     """
 
     sequence: GeneratedSequence
@@ -134,10 +128,8 @@ class SlotRow:
     num_before: int
     first_step: int
     slot: int
-    line: int
     is_quiet: bool
     is_hosted: bool
-    is_gone: bool = False
 
     @property
     def last_step(self) -> int:
@@ -152,14 +144,13 @@ class Arrangement:
         seats: the row of each slot, None for a free slot.
 
     Attributes:
-        quiet, lines, first_steps: the slot, the line and the first step of each quiet row.
+        quiet, first_steps: the slot and the first step of each quiet row.
         ahead: number of tokens of the longest row minus the number of the step.
         last_step, num_sources, most_tokens: the largest of all rows.
         first_step: the smallest of all rows.
     """
 
     quiet: NDArray[np.int64]
-    lines: NDArray[np.int64]
     first_steps: NDArray[np.int64]
     ahead: int
     last_step: int
@@ -170,8 +161,8 @@ class Arrangement:
         self.rows: dict[int, SlotRow] = {row.slot: row for row in seats if row is not None}
         rows = self.rows.values()
         self.loud: dict[int, SlotRow] = {row.slot: row for row in rows if not (row.is_quiet or row.is_hosted)}
-        quiet = np.array([[row.slot, row.line, row.first_step] for row in rows if row.is_quiet], dtype=np.int64)
-        self.quiet, self.lines, self.first_steps = quiet.reshape(-1, 3).T
+        quiet = np.array([[row.slot, row.first_step] for row in rows if row.is_quiet], dtype=np.int64)
+        self.quiet, self.first_steps = quiet.reshape(-1, 2).T
         self.num_slots: int = max(self.rows) + 1
         self.first_step: int = min(row.first_step for row in rows)
         numbers = [[row.num_read - row.first_step, row.last_step, row.num_sources, row.sequence.limit] for row in rows]
@@ -189,13 +180,16 @@ class DecodingSlots:
         module: the model that prefills.
         size: number of slots, of tokens in a slot, and of source tokens in a slot.
         like: a prefilled cache of the model.
+        beams: number of beams of a sentence; 1 without beam search.
+        num_extensions: number of extensions of a sentence; see `DeviceBeams`. 0 without beam search.
     """
 
-    beams: int = 1
-    num_extensions: int = 0
-
-    def __init__(self, module: Transformer, size: SlotSize, like: IndexedCache) -> None:
+    def __init__(
+        self, module: Transformer, size: SlotSize, like: IndexedCache, beams: int = 1, num_extensions: int = 0
+    ) -> None:
         self.size: SlotSize = size
+        self.beams: int = beams
+        self.num_extensions: int = num_extensions
         self.tree: Transformer = slot_tree(module)
         pairs = zip(module.modules(), self.tree.modules(), strict=True)
         # Without the model itself, which has the slots: a cycle would hold their memory until a collection.
@@ -205,35 +199,33 @@ class DecodingSlots:
         self.logits_RV: torch.Tensor = prepare_tree(self.tree, self.cache)
         self.chooser: SlotProcessors = self.make_chooser(self.logits_RV.shape[1], device)
         self.graphs: Graphs = Graphs(device)
-        is_cuda = device.type == "cuda"
-        shape = self.chooser.results.shape
-        self._ring = [torch.full(shape, UNREAD, dtype=torch.float64, pin_memory=is_cuda) for _ in range(RING)]
-        self._events = [torch.cuda.Event() if is_cuda else None for _ in range(RING)]
-        self._next = 0
 
     def make_chooser(self, vocab: int, device: torch.device) -> SlotProcessors:
         """Return what chooses the tokens after each step of the model."""
         return DeviceChooser(self.size.rows, self.size.columns + 1, vocab, device)
 
-    def step(self, rows: int, keys: int, sources: int, *, expected: int) -> int:
-        """Launch a step of the first slots and the copy of its results to the host; return the number of the copy.
+    def step(self, rows: int, keys: int, sources: int, *, expected: int) -> HostCopy:
+        """Launch a step of the first slots, and return its results [R, numbers], which are copied to the host.
 
         Args:
-            rows, keys, sources: numbers of slots, columns and source tokens that the step reads.
+            rows, keys, sources: least numbers of slots, columns and source tokens that the step reads.
             expected: number of steps expected to follow.
         """
+        rows = min(power_of_two(-(-rows // self.beams)) * self.beams, self.size.rows)
+        keys = min(max(bucket(keys), LEAST_KEYS), self.size.columns)
+        sources = min(bucket(sources), self.size.sources)
         self.cache.use(rows, keys, sources)
         self.chooser.prepare()
         turn = self.cache.turn
         self.graphs.run(("model", rows, keys, sources, turn), self._compute_logits, expected=expected)
         self.cache.take_turns()
         self.graphs.run(("choice", rows, self.chooser.kind), self._choose, expected=expected)
-        number, self._next = self._next, (self._next + 1) % RING
-        self._ring[number].copy_(self.chooser.results, non_blocking=True)
-        event = self._events[number]
-        if event is not None:
-            event.record(torch.cuda.current_stream(self.logits_RV.device))
-        return number
+        return HostCopy(self.chooser.results)
+
+    def move(self, slots: Sequence[int]) -> None:
+        """Move the rows of these slots into the first slots, in this order; the others are free."""
+        self.cache.move(torch.tensor(slots, device=self.logits_RV.device))
+        self.chooser.move(slots)
 
     def _compute_logits(self) -> None:
         self.tree.decode(self.chooser.tokens[: self.cache.num_rows, None], cache=self.cache)
@@ -242,16 +234,10 @@ class DecodingSlots:
     def _choose(self) -> None:
         self.chooser.choose(self.logits_RV[: self.cache.num_rows])
 
-    def read(self, number: int) -> NDArray[np.float64]:
-        """Wait for a copy, and return `DeviceChooser.results` of its step [R, 4]."""
-        event = self._events[number]
-        if event is not None:
-            event.synchronize()
-        results: NDArray[np.float64] = self._ring[number].numpy().copy()
-        self._ring[number][:, 0] = UNREAD
-        if (results[:, 0] == UNREAD).any():
-            raise RunFailure("the tokens of a decoding step were read before they were copied: report this error")
-        return results
+
+SlotsT = TypeVar("SlotsT", bound=DecodingSlots)
+LaunchedStep = tuple[int, HostCopy, Arrangement]
+"""The number of a step, its results, and its rows."""
 
 
 class SlotBatch(RunningBatch):
@@ -269,11 +255,10 @@ class SlotBatch(RunningBatch):
         self.needs_every_token: bool = needs_every_token
         self.slots: DecodingSlots | None = None
         self._seats: list[SlotRow | None] = []
-        self._free_lines: list[int] = []
-        self._history = np.zeros((2, 0, 0))
+        self._history = np.zeros((2, 0, 0))  # tokens and log-probabilities of quiet rows by slot
         self._step_number = 0  # number of the next step
         self._arrangement: Arrangement | None = None
-        self._pending: tuple[int, int, Arrangement] | None = None  # step, copy of its results, rows
+        self._pending: LaunchedStep | None = None
         self._unreported: list[SequenceProgress] = []
         self._unreported_rows: list[SlotRow] = []
 
@@ -290,35 +275,9 @@ class SlotBatch(RunningBatch):
         return in_groups + len(self._seats) - self._seats.count(None)
 
     @torch.inference_mode()
-    def join(self, prefilled: Sequence[PrefilledMember]) -> list[SequenceProgress]:
-        """Choose the first tokens of new members and add these members to the batch; see `RunningBatch`."""
-        refuse_altered_weights(self.module)
-        progress, others = list[SequenceProgress](), list[PrefilledMember]()
-        for start in prefilled:
-            lengths = self._lengths_to_hold(start)
-            if lengths is None:
-                others.append(start)
-                continue
-            assert isinstance(start.member, Sampling) and isinstance(start.cache, IndexedCache)
-            done, survivors = start.member.advance(start.logits)
-            progress += done
-            if start.member.sequences:
-                rows = range(len(lengths)) if survivors.rows is None else survivors.rows.tolist()
-                self._seat(start.member, start.cache, list(rows), lengths)
-        return progress + (super().join(others) if others else [])
-
-    @torch.inference_mode()
     def resume(self, paused: Sequence[PrefilledMember | Paused]) -> None:
         """Add paused or prefilled members that have already chosen a token to the batch."""
-        others = list[PrefilledMember | Paused]()
-        for start in paused:
-            lengths = self._lengths_to_hold(start)
-            if lengths is None:
-                others.append(start)
-                continue
-            assert isinstance(start.member, Sampling) and isinstance(start.cache, IndexedCache)
-            self._seat(start.member, start.cache, list(range(len(lengths))), lengths)
-        super().resume(others)
+        super().resume([start for start in paused if not self._seat(start)])
 
     @torch.inference_mode()
     def pause(self, sequence: Generated) -> Paused | None:
@@ -352,79 +311,77 @@ class SlotBatch(RunningBatch):
     @torch.inference_mode()
     def step(self) -> list[SequenceProgress]:
         """Launch the next step of the slots, and return what the step before has chosen; see `RunningBatch`."""
-        progress, self._unreported, self._unreported_rows = self._unreported, [], []
         launched = self._launch()
-        progress += self._take(self._pending)
-        self._pending = launched
+        progress = self._unreported + self._take(self._pending)
+        self._pending, self._unreported, self._unreported_rows = launched, [], []
         progress += self._advance_hosted(launched)
         if self._groups:
             progress += super().step()
         refuse_altered_weights(self.module)
         return progress
 
-    def _launch(self) -> tuple[int, int, Arrangement] | None:
-        """Launch a step; return its number, the number of the copy of its results, and its rows."""
-        slots = self.slots
+    def _launch(self) -> LaunchedStep | None:
+        if self._arrangement is None and any(self._seats):
+            self._compact()
+        slots, number = self.slots, self._step_number
         if slots is None or not any(self._seats):
             return None
-        if self._arrangement is None:
-            self._compact(slots)
-            self._arrangement = Arrangement(self._seats)
-        arrangement, number = self._arrangement, self._step_number
-        rows = min(power_of_two(arrangement.num_slots), slots.size.rows)
-        keys = min(max(bucket(number + arrangement.ahead + 1), LEAST_KEYS), slots.size.columns)
-        sources = min(bucket(arrangement.num_sources), slots.size.sources)
-        copy = slots.step(rows, keys, sources, expected=arrangement.last_step - number + 1)
+        rows = self._arrangement = self._arrangement or Arrangement(self._seats)
+        keys, expected = number + rows.ahead + 1, rows.last_step - number + 1
+        results = slots.step(rows.num_slots, keys, rows.num_sources, expected=expected)
         self._step_number += 1
-        return number, copy, arrangement
+        return number, results, rows
 
-    def _compact(self, slots: DecodingSlots) -> None:
+    def _compact(self) -> None:
         """Move the rows into the first slots, if a step of at most half the size then suffices."""
-        rows = [row for row in self._seats if row is not None]
-        if 2 * power_of_two(len(rows)) > power_of_two(max(row.slot for row in rows) + 1):
+        occupied = [slot for slot, row in enumerate(self._seats) if row is not None]
+        if 2 * power_of_two(len(occupied)) > power_of_two(occupied[-1] + 1):
             return
-        order = [row.slot for row in rows]
-        slots.cache.move(torch.tensor(order, device=slots.cache.lengths_R.device))
-        slots.chooser.move(order)
+        self._catch_up()  # the results of a step have the order of its slots
+        rows = [row for row in self._seats if row is not None]
+        if self.slots is not None and rows:
+            order = [row.slot for row in rows]
+            self.slots.move(order)
+            self._history[:, : len(rows)] = self._history[:, order]
         self._seats = [*rows, *[None] * (len(self._seats) - len(rows))]
         for slot, row in enumerate(rows):
             row.slot = slot
 
-    def _take(self, pending: tuple[int, int, Arrangement] | None) -> list[SequenceProgress]:
+    def _take(self, pending: LaunchedStep | None) -> list[SequenceProgress]:
         """Give the results of a step to its rows, and return their progress."""
         if pending is None or self.slots is None:
             return []
-        number, copy, arrangement = pending
-        results, progress = self.slots.read(copy).T, list[SequenceProgress]()
-        tokens, log_probs, ends = results[0], results[1], results[3] != 0
+        number, copied, arrangement = pending
+        results, progress = copied.read().numpy().T, list[SequenceProgress]()
+        tokens, log_probs, ends = results[0], results[1], results[2] != 0
         quiet = arrangement.quiet
         column = np.minimum(number - arrangement.first_steps, self._history.shape[2] - 1)
-        self._history[:, arrangement.lines, column] = results[:2, quiet]
+        self._history[:, quiet, column] = results[:2, quiet]
         for slot in quiet[ends[quiet] | ~np.isfinite(log_probs[quiet])].tolist():
             row = arrangement.rows[slot]
-            if not row.is_gone:
+            if self._seats[slot] is row:
                 self._note(row, number - row.first_step)
                 progress.append(self._add(row, int(tokens[slot]), float(log_probs[slot])))
         for slot, row in arrangement.loud.items():
-            if not row.is_gone:
+            if self._seats[slot] is row:
                 progress.append(self._add(row, int(tokens[slot]), float(log_probs[slot])))
         update(number + 1 - min(arrangement.first_step, number), arrangement.most_tokens, "tokens")
         return progress
 
-    def _advance_hosted(self, launched: tuple[int, int, Arrangement] | None) -> list[SequenceProgress]:
+    def _advance_hosted(self, launched: LaunchedStep | None) -> list[SequenceProgress]:
         """Let members choose the tokens of their rows with the host, from the logits of the step that was launched."""
         progress, slots = list[SequenceProgress](), self.slots
         if launched is None or slots is None:
             return progress
-        for member, rows in launched[2].hosted.items():
-            device = slots.logits_RV.device
-            index_K = torch.tensor([row.slot for row in rows if not row.is_gone], dtype=torch.int64, device=device)
-            if len(index_K) == 0:
+        for member, hosted in launched[2].hosted.items():
+            rows = [row for row in hosted if self._seats[row.slot] is row]
+            if not rows:
                 continue
+            index_K = torch.tensor([row.slot for row in rows], device=slots.logits_RV.device)
             done, survivors = member.advance(slots.logits_RV[index_K])
             progress += done
             for row in rows:
-                if row.sequence.is_done and not row.is_gone:
+                if row.sequence.is_done:
                     self._leave(row)
             index_K = index_K if survivors.rows is None else index_K[survivors.rows]
             slots.chooser.tokens.index_copy_(0, index_K, member.tokens[:, 0])
@@ -440,7 +397,7 @@ class SlotBatch(RunningBatch):
 
     def _note(self, row: SlotRow, count: int) -> None:
         """Add the first tokens that a quiet row has chosen in its slot to its sequence, `count` in all."""
-        tokens, log_probs = self._history[:, row.line, :count]
+        tokens, log_probs = self._history[:, row.slot, :count]
         sequence = row.sequence
         sequence.ids += tokens.astype(np.int64).tolist()
         sequence.log_probabilities += log_probs.tolist()
@@ -459,42 +416,18 @@ class SlotBatch(RunningBatch):
     def _leave(self, row: SlotRow) -> None:
         """Free the slot of a row."""
         assert self.slots is not None
-        row.is_gone = True
         self._seats[row.slot] = self._arrangement = None
-        self._free_lines.append(row.line)
         self.slots.chooser.leave([row.slot])
 
-    def _lengths_to_hold(self, start: PrefilledMember | Paused) -> list[int] | None:
-        """Return the number of cached tokens of each row of a member; None if slots cannot hold its rows."""
-        member, cache = start.member, start.cache
-        if not isinstance(member, Sampling) or not isinstance(cache, IndexedCache) or not cache.is_separable:
-            return None
-        rows, size = member.sequences, self.size
-        free = self._seats.count(None) if self.slots is not None else size.rows
-        memory = max((key.shape[2] for key, _ in cache.memory_attention.values()), default=0)
-        if len(rows) > free or memory > size.sources or cache.scales:
-            return None
-        lengths = cache.row_lengths
-        # The last token of a row is never read.
-        needed = [length + row.limit - max(len(row.ids), 1) for length, row in zip(lengths, rows, strict=True)]
-        if max(needed) > size.columns or not self._find_slots(cache):
-            return None
-        return lengths
-
-    def _find_slots(self, like: IndexedCache) -> bool:
-        """Return whether the batch has slots; the first call allocates them."""
-        if self.slots is None and not REFUSED.is_set():
-            self.slots = take_idle(self.module, self.size)
-            try:
-                self.slots = self.slots or DecodingSlots(self.module, self.size, like)
-            except torch.OutOfMemoryError as error:
-                refuse_recordings(error)
-                return False
-            self.size = self.slots.size
-            self._seats = [None] * self.size.rows
-            self._free_lines = list(range(self.size.rows))
-            self._history = np.zeros((2, self.size.rows, self.size.columns))
-        return self.slots is not None
+    def _find_slots(self, like: IndexedCache) -> DecodingSlots | None:
+        """Return the slots of the batch, which the first call allocates; None if that is impossible."""
+        if self.slots is None:
+            self.slots = open_slots(DecodingSlots, self.module, self.size, like)
+            if self.slots is not None:
+                self.size = self.slots.size
+                self._seats = [None] * self.size.rows
+                self._history = np.zeros((2, self.size.rows, self.size.columns))
+        return self.slots
 
     def close(self) -> None:
         """End the batch; the model keeps its slots for later batches."""
@@ -508,43 +441,34 @@ class SlotBatch(RunningBatch):
         if isinstance(self.module, SlotOwner) and slots.size.rows * slots.size.columns <= MOST_IDLE_TOKENS:
             self.module.idle.append(slots)
 
-    def _seat(self, member: Sampling, cache: IndexedCache, rows: list[int], lengths: list[int]) -> None:
-        """Copy the rows of a member into free slots.
-
-        Args:
-            member: the member, whose sequences have not ended.
-            cache: its cache, which may have rows of other sequences too.
-            rows: the row of the cache of each sequence.
-            lengths: number of cached tokens of each row of the cache.
-        """
-        assert self.slots is not None
-        slots, device = [slot for slot, row in enumerate(self._seats) if row is None][: len(rows)], cache.device
-        of_rows = [lengths[row] for row in rows]
-        rows_K, slots_K, lengths_K = torch.tensor([rows, slots, of_rows], device=device).unbind()
-        self.slots.cache.put(cache, rows_K, slots_K, lengths_K, max(of_rows))
+    def _seat(self, start: PrefilledMember | Paused) -> bool:
+        """Copy the keys of a member into free slots; return False if slots cannot hold it."""
+        member, cache = start.member, start.cache
+        if not isinstance(member, Sampling) or not can_hold(cache):
+            return False
+        lengths, sources = cache.row_lengths, cache.source_length
+        # The last token of a row is never read.
+        needed = [length + row.limit - len(row.ids) for length, row in zip(lengths, member.sequences, strict=True)]
+        if not self.size.holds(SlotSize(len(lengths), max(needed), sources)):
+            return False
+        slots = self._find_slots(cache)
+        numbers = [number for number, row in enumerate(self._seats) if row is None][: len(lengths)]
+        if slots is None or len(numbers) < len(lengths):
+            return False
+        slots_K, lengths_K = torch.tensor([numbers, lengths], device=cache.device)
+        slots.cache.put(cache, slots_K, lengths_K, max(lengths))
         is_hosted = not can_choose(member.chooser.chain)
         is_hosted |= any(row.constraint is not None or row.num_alternatives > 0 for row in member.sequences)
         if is_hosted:
-            self.slots.chooser.tokens.index_copy_(0, slots_K, member.tokens[:, 0])
+            slots.chooser.tokens.index_copy_(0, slots_K, member.tokens[:, 0])
         else:
-            self.slots.chooser.join(slots, sampling_requests(member), member.ids_RT)
-        memory = max((key.shape[2] for key, _ in cache.memory_attention.values()), default=0)
-        for sequence, slot, length in zip(member.sequences, slots, of_rows, strict=True):
+            slots.chooser.join(numbers, sampling_requests(member), member.ids_RT)
+        for sequence, slot, length in zip(member.sequences, numbers, lengths, strict=True):
             is_quiet = sequence.decoder is None and not (is_hosted or self.needs_every_token)
-            row = SlotRow(
-                sequence,
-                member,
-                length,
-                memory,
-                len(sequence.ids),
-                self._step_number,
-                slot,
-                self._free_lines.pop(),
-                is_quiet,
-                is_hosted,
-            )
-            self._seats[slot] = row
+            before, step = len(sequence.ids), self._step_number
+            self._seats[slot] = SlotRow(sequence, member, length, sources, before, step, slot, is_quiet, is_hosted)
         self._arrangement = None
+        return True
 
 
 def _extend(member: Sampling, ids: list[int]) -> None:
@@ -555,20 +479,39 @@ def _extend(member: Sampling, ids: list[int]) -> None:
         stream.skip(len(ids))
 
 
-def take_idle(module: Transformer, size: SlotSize, beams: int = 1, num_extensions: int = 0) -> Any:
-    """Return idle slots of a model that suffice for a size; smaller ones are dropped, to free their memory.
+def can_hold(cache: Cache) -> TypeGuard[IndexedCache]:
+    """Return whether the keys of a prefilled cache can be copied into slots, whatever its size."""
+    return isinstance(cache, IndexedCache) and cache.is_separable and not cache.scales
+
+
+def open_slots(
+    kind: type[SlotsT],
+    module: Transformer,
+    size: SlotSize,
+    like: IndexedCache,
+    beams: int = 1,
+    num_extensions: int = 0,
+) -> SlotsT | None:
+    """Return idle slots of a model that suffice, or new ones; None if nothing more is recorded in this process.
+
+    Idle slots that are too small are dropped, to free their memory.
 
     Args:
-        module: the model.
-        size: the slots that a batch needs.
-        beams, num_extensions: values of `DecodingSlots` that the slots must have.
+        kind: class of the slots.
+        module, size, like, beams, num_extensions: arguments of `DecodingSlots`.
     """
-    idle = module.idle if isinstance(module, SlotOwner) else []
+    if REFUSED.is_set():
+        return None
+    idle: list[SlotsT] = module.idle if isinstance(module, SlotOwner) else []
     for slots in [slots for slots in idle if (slots.beams, slots.num_extensions) == (beams, num_extensions)]:
         idle.remove(slots)
         if slots.size.holds(size):
             return slots
-    return None
+    try:
+        return kind(module, size, like, beams, num_extensions)
+    except torch.OutOfMemoryError as error:
+        refuse_recordings(error)
+        return None
 
 
 def slot_batch(

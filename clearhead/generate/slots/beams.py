@@ -20,9 +20,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.base.host_copy import HostCopy
 from clearhead.core import Transformer
 from clearhead.fast.cache import IndexedCache
-from clearhead.fast.slots.graph import REFUSED, refuse_recordings
 from clearhead.generate.running import (
     Generated,
     Member,
@@ -38,15 +38,7 @@ from clearhead.generate.search.beam import (
     live_order,
     top_changed_log_probabilities,
 )
-from clearhead.generate.slots.batch import (
-    LEAST_KEYS,
-    DecodingSlots,
-    SlotBatch,
-    SlotSize,
-    bucket,
-    power_of_two,
-    take_idle,
-)
+from clearhead.generate.slots.batch import DecodingSlots, SlotBatch, SlotSize, can_hold, open_slots, power_of_two
 from clearhead.generate.slots.choosing import END_FLAG, RowRequest, SlotProcessors, can_choose
 
 
@@ -80,8 +72,8 @@ class DeviceBeams(SlotProcessors):
 
     def join_search(self, slots: Sequence[int], search: Search) -> None:
         """Start the live hypotheses of a search in free slots; each sentence has a group of adjacent slots."""
-        request = RowRequest(search.chain, 0, None, tuple(search.ends_E.tolist()), 0)
-        requests = [RowRequest(request.chain, row, None, request.end_ids, 0) for row in range(len(slots))]
+        end_ids = tuple(search.ends_E.tolist())
+        requests = [RowRequest(search.chain, row, None, end_ids, 0) for row in range(len(slots))]
         self.join(slots, requests, search.prefix_RT)
         slots_K = self._copy(slots)
         self.parents.index_copy_(0, slots_K, slots_K)
@@ -129,21 +121,9 @@ class DeviceBeams(SlotProcessors):
 
 
 class BeamSlots(DecodingSlots):
-    """Tensors of beam searches in slots: see `DecodingSlots`.
-
-    Args:
-        module, size, like: arguments of `DecodingSlots`.
-        beams, num_extensions: arguments of `DeviceBeams`.
-    """
+    """Tensors of beam searches in slots: see `DecodingSlots`."""
 
     chooser: DeviceBeams
-
-    def __init__(
-        self, module: Transformer, size: SlotSize, like: IndexedCache, beams: int, num_extensions: int
-    ) -> None:
-        self.beams: int = beams
-        self.num_extensions: int = num_extensions
-        super().__init__(module, size, like)
 
     def make_chooser(self, vocab: int, device: torch.device) -> DeviceBeams:
         """Return the object that extends the beams after each step of the model."""
@@ -187,7 +167,7 @@ class BeamBatch(SlotBatch):
         self._searches: list[SeatedSearch] = []
         self._free_groups: list[int] = []
         self._search_step = 0  # number of the next step
-        self._launched: tuple[int, int] | None = None  # a step and the copy of its results
+        self._launched: tuple[int, HostCopy] | None = None  # the number of a step and its results
 
     @property
     def members(self) -> list[Member]:
@@ -235,22 +215,21 @@ class BeamBatch(SlotBatch):
         search, cache = start.member, start.cache
         if not isinstance(search, Search) or search.recorder is not None or not can_choose(search.chain):
             return False
-        if not isinstance(cache, IndexedCache) or not cache.is_separable or cache.scales:
+        if not can_hold(cache):
             return False
-        num_sources = max((key.shape[2] for key, _ in cache.memory_attention.values()), default=0)
-        lengths = cache.row_lengths
+        lengths, num_sources = cache.row_lengths, cache.source_length
         # The last token of a hypothesis is never read.
         needed = max(lengths) + max(sentence.limit for sentence in search.sequences) - search.length
         slots = self._find_beam_slots(search, cache)
-        if slots is None or needed > slots.size.columns or num_sources > slots.size.sources:
+        if slots is None or not slots.size.holds(SlotSize(len(lengths), needed, num_sources)):
             return False
         if search.num_sentences > len(self._free_groups):
             return False
         groups = self._free_groups[: search.num_sentences]
         del self._free_groups[: len(groups)]
         rows = _rows_of(groups, slots.beams)
-        order, targets, lengths_K = torch.tensor([range(len(rows)), rows, lengths], device=cache.device)
-        slots.cache.put(cache, order, targets, lengths_K, max(lengths))
+        rows_K, lengths_K = torch.tensor([rows, lengths], device=cache.device)
+        slots.cache.put(cache, rows_K, lengths_K, max(lengths))
         slots.chooser.join_search(rows, search)
         search.move_to_host()
         self._searches.append(SeatedSearch(search, groups, self._search_step, max(lengths), num_sources))
@@ -263,14 +242,10 @@ class BeamBatch(SlotBatch):
         if slots is not None and not self._searches and (slots.beams, slots.num_extensions) != (beams, count):
             self._beam_slots = self._launched = None
         size = replace(self.size, rows=self.size.rows // beams * beams)
-        if self._beam_slots is None and not REFUSED.is_set() and size.rows > 0:
-            idle: BeamSlots | None = take_idle(self.module, size, beams, count)
-            try:
-                self._beam_slots = idle or BeamSlots(self.module, size, like, beams, count)
-            except torch.OutOfMemoryError as error:
-                refuse_recordings(error)
-                return None
-            self._free_groups = list(range(self._beam_slots.size.rows // beams))
+        if self._beam_slots is None and size.rows > 0:
+            self._beam_slots = open_slots(BeamSlots, self.module, size, like, beams, count)
+            if self._beam_slots is not None:
+                self._free_groups = list(range(self._beam_slots.size.rows // beams))
         slots = self._beam_slots
         return slots if slots is not None and (slots.beams, slots.num_extensions) == (beams, count) else None
 
@@ -285,8 +260,8 @@ class BeamBatch(SlotBatch):
         if not remaining:
             self._searches.remove(seated)
 
-    def _launch_searches(self) -> tuple[int, int] | None:
-        """Launch a step of all searches; return its number and the number of the copy of its results."""
+    def _launch_searches(self) -> tuple[int, HostCopy] | None:
+        """Launch a step of all searches; return its number and its results."""
         slots = self._beam_slots
         if slots is not None and self._searches:
             self._compact_searches(slots)
@@ -294,13 +269,11 @@ class BeamBatch(SlotBatch):
             return None
         number, searches = self._search_step, self._searches
         num_groups = max(group for seated in searches for group in seated.groups) + 1
-        rows = min(power_of_two(num_groups) * slots.beams, slots.size.rows)
         keys = number + max(seated.num_read - seated.first_step for seated in searches) + 1
-        keys = min(max(bucket(keys), LEAST_KEYS), slots.size.columns)
-        sources = min(bucket(max(seated.num_sources for seated in searches)), slots.size.sources)
+        sources = max(seated.num_sources for seated in searches)
         expected = max(max(seated.search.limits) - seated.search.length for seated in searches)
         self._search_step += 1
-        return number, slots.step(rows, keys, sources, expected=expected)
+        return number, slots.step(num_groups * slots.beams, keys, sources, expected=expected)
 
     def _take_searches(self) -> list[SequenceProgress]:
         """Give the extensions of the step that was launched last to its searches, and return their progress."""
@@ -308,9 +281,8 @@ class BeamBatch(SlotBatch):
         self._launched = None
         if launched is None or slots is None:
             return progress
-        number, copy = launched
-        count = slots.num_extensions
-        ids, parents, sums, ends = torch.from_numpy(slots.read(copy)).split([count, count, count, slots.beams], 1)
+        (number, results), count = launched, slots.num_extensions
+        ids, parents, sums, ends = results.read().split([count, count, count, slots.beams], 1)
         for seated in [seated for seated in self._searches if seated.first_step <= number]:
             of = seated.groups
             best = Extensions(sums[of].float(), ids[of].long(), parents[of].long())
@@ -327,9 +299,7 @@ class BeamBatch(SlotBatch):
         self._unreported += self._take_searches()  # the results of a step have the order of its groups
         order = [group for seated in self._searches for group in seated.groups]
         if order:
-            rows = _rows_of(order, slots.beams)
-            slots.cache.move(torch.tensor(rows, device=slots.cache.lengths_R.device))
-            slots.chooser.move(rows)
+            slots.move(_rows_of(order, slots.beams))
         self._free_groups = list(range(len(order), slots.size.rows // slots.beams))
         numbers = iter(range(len(order)))
         for seated in self._searches:

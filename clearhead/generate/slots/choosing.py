@@ -7,7 +7,7 @@ Example:
     chooser.join([0, 1, 2], sampling_requests(member), member.ids_RT)
     chooser.prepare()              # before each step: random numbers for the rows that sample
     chooser.choose(logits_RV)      # or the replay of a graph for this number of rows and this `chooser.kind`
-    chooser.results                # fp64 [R, 4]: tokens, log-probabilities, their sums, whether the rows have ended
+    chooser.results                # fp64 [R, 3]: tokens, their log-probabilities, whether the rows have ended
 
 Shapes: R slots, or the first of them, which are in use. K rows that join, T their ids, V vocabulary.
 C maximum number of ids of a slot, S ids of a source.
@@ -424,8 +424,8 @@ class DeviceChooser(SlotProcessors):
 
     def __init__(self, rows: int, capacity: int, vocab: int, device: torch.device) -> None:
         super().__init__(rows, capacity, vocab, device)
-        self.results: Tensor = torch.zeros(rows, 4, dtype=torch.float64, device=device)
-        """Newest token, its log-probability, the sum since joining, and 1 once the row has ended, fp64 [R, 4].
+        self.results: Tensor = torch.zeros(rows, 3, dtype=torch.float64, device=device)
+        """Newest token, its log-probability, and 1 once the row has ended, fp64 [R, 3].
 
         A row ends with an end token, at its limit, and with a log-probability of NaN or -inf, which is a failure.
         """
@@ -508,15 +508,14 @@ class DeviceChooser(SlotProcessors):
     def _write(self, tokens_R: Int[Tensor, " rows"], log_probs_R: Float[Tensor, " rows"]) -> None:
         """Write the chosen tokens and what follows from them into the buffers of the first rows."""
         rows = len(tokens_R)
-        results_R4, counts_R, ids_RC = self.results[:rows], self.counts[:rows].add_(1), self.ids[:rows]
+        results_R3, counts_R, ids_RC = self.results[:rows], self.counts[:rows].add_(1), self.ids[:rows]
         is_full_R = counts_R >= self._setting("limit", rows)[:, 0]
         # A log-probability of NaN or -inf is not above -inf, and False <= True.
         is_over_R = (log_probs_R > -torch.inf) <= is_full_R
         is_end_R = self._flags[:rows].gather(1, tokens_R[:, None])[:, 0] & END_FLAG
-        results_R4[:, 0].copy_(tokens_R)
-        results_R4[:, 1].copy_(log_probs_R)
-        results_R4[:, 2].add_(log_probs_R)
-        results_R4[:, 3].logical_or_(is_over_R.logical_or_(is_end_R))
+        results_R3[:, 0].copy_(tokens_R)
+        results_R3[:, 1].copy_(log_probs_R)
+        results_R3[:, 2].logical_or_(is_over_R.logical_or_(is_end_R))
         self.tokens[:rows].copy_(tokens_R)
         if self.reads_ids:
             ids_RC.copy_(torch.cat([ids_RC[:, 1:], tokens_R[:, None]], 1))
@@ -530,8 +529,7 @@ class DeviceChooser(SlotProcessors):
             self._uniform.index_copy_(0, self._copy(slots), self._copy(numbers, torch.float64))
 
     def _buffers(self) -> list[Tensor]:
-        mine = [self.results, self._uniform]
-        return [*super()._buffers(), *mine]
+        return [*super()._buffers(), self.results, self._uniform]
 
 
 def _most_probable(

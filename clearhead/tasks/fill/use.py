@@ -237,20 +237,19 @@ def _mask_blanks(text: str, number: int, tokenizer: Tokenizer, words: WordBounda
 
 @dataclass(frozen=True)
 class _BlankBatch(DeviceBatch):
-    """Batch of masked texts: padded ids, their mask, and the row and the position of each blank, text by text."""
+    """Batch of masked texts: padded ids, their mask, and the positions of all blanks, counted over all rows."""
 
     ids: Int[Tensor, "batch tokens"]
     mask: Bool[Tensor, "batch tokens"]
-    rows: Int[Tensor, " blanks"]
-    places: Int[Tensor, " blanks"]
+    positions: Int[Tensor, " blanks"]
 
     @classmethod
     def of(cls, masked_texts: Sequence[_MaskedText], pad_id: int) -> _BlankBatch:
         """Return the batch of some masked texts, on the CPU."""
         ids_BT, mask_BT = pad_ids([masked.ids for masked in masked_texts], pad_id, torch.device("cpu"))
-        rows = [row for row, masked in enumerate(masked_texts) for _ in masked.places]
-        places = [position for masked in masked_texts for position in masked.places]
-        return cls(ids_BT, mask_BT, torch.tensor(rows), torch.tensor(places))
+        starts = range(0, ids_BT.numel(), ids_BT.shape[1])
+        positions = [start + each for start, masked in zip(starts, masked_texts, strict=True) for each in masked.places]
+        return cls(ids_BT, mask_BT, torch.tensor(positions))
 
 
 def _best_candidates(
@@ -259,7 +258,7 @@ def _best_candidates(
     """Return whether all logits are finite, and the probabilities and ids of the best candidates for all blanks."""
     hidden_BTD = module(batch.ids, mask=batch.mask, head=False).hidden
     assert module.head is not None, "a model that fills blanks has a head"
-    logits_NV = module.head(hidden_BTD[batch.rows, batch.places][:, None])[:, 0].float()
+    logits_NV = module.head(hidden_BTD.flatten(0, 1)[batch.positions][:, None])[:, 0].float()
     probabilities_NV = logits_NV.softmax(dim=1)
     # Embedding tables may have padding rows after the vocabulary.
     candidates_V = F.pad(ordinary_V, (0, logits_NV.shape[1] - len(ordinary_V)))

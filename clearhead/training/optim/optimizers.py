@@ -155,6 +155,10 @@ class Muon(torch.optim.Optimizer):
     the scale and the weight decay: Liu et al. 2025 (arXiv 2502.16982), section 2.2.
     """
 
+    # Set by `update_on_device`; None means gradients that are scaled already, and a step that has not failed.
+    grad_scale: Float[Tensor, ""] | None = None
+    found_inf: Float[Tensor, ""] | None = None
+
     def __init__(self, groups: Iterable[dict[str, Any]], *, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {})
         rest = self._groups(matrices=False)
@@ -164,6 +168,10 @@ class Muon(torch.optim.Optimizer):
             # AdamW adds its options to these group dicts, so they are part of this optimizer's state.
             self._adamw = _without_compiler(torch.optim.AdamW)(rest, betas=betas, eps=eps, fused=fused)
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        return self._adamw is None or bool(getattr(self._adamw, "_step_supports_amp_scaling", False))
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient; a closure is not supported."""
@@ -172,6 +180,7 @@ class Muon(torch.optim.Optimizer):
         if self._adamw is not None:
             # Loading a state replaces both objects, so they are passed on in every step.
             self._adamw.param_groups, self._adamw.state = self._groups(matrices=False), self.state
+            self._adamw.grad_scale, self._adamw.found_inf = self.grad_scale, self.found_inf  # type: ignore[attr-defined]
             self._adamw.step()
 
     def _groups(self, *, matrices: bool) -> list[dict[str, Any]]:
@@ -181,8 +190,8 @@ class Muon(torch.optim.Optimizer):
         by_shape: dict[tuple[torch.Size, torch.device] | None, list[Tensor]] = {}
         for parameter in group["params"]:
             if parameter.grad is not None:
-                # Tested first: without bf16 products, no kernels need to be compiled.
-                has_kernel = has_fast_bf16(parameter.device) and is_served(parameter)
+                # Tested before `is_served`: without bf16 products, no kernels need to be compiled.
+                has_kernel = self.grad_scale is None and has_fast_bf16(parameter.device) and is_served(parameter)
                 shape = None if has_kernel else (parameter.shape, parameter.device)
                 by_shape.setdefault(shape, []).append(parameter)
                 if "momentum" not in self.state[parameter]:
@@ -201,9 +210,15 @@ class Muon(torch.optim.Optimizer):
         # Singular values need whole matrices: each process gathers the updates of sharded ones.
         updates = torch.stack([_gather_whole(update) for update in self._nesterov(parameters)])
         dtype = torch.bfloat16 if has_fast_bf16(updates.device) else torch.float32
-        orthogonal = orthogonalize(updates.to(dtype)).to(updates.dtype).unbind(0)
-        torch._foreach_mul_(parameters, weight_factor)
-        torch._foreach_add_(parameters, list(map(_distribute_like, parameters, orthogonal)), alpha=-rate)
+        orthogonal = orthogonalize(updates.to(dtype)).to(updates.dtype)
+        factor: float | Tensor = weight_factor
+        if self.found_inf is not None:
+            orthogonal = orthogonal.masked_fill(self.found_inf > 0, 0.0)
+            factor = torch.full_like(self.found_inf, weight_factor).masked_fill_(self.found_inf > 0, 1.0)
+        shards = map(_distribute_like, parameters, orthogonal.unbind(0))
+        weights = [*map(_local, parameters)]
+        torch._foreach_mul_(weights, factor)
+        torch._foreach_add_(weights, [*map(_local, shards)], alpha=-rate)
 
     def _momenta(self, parameters: list[Tensor]) -> list[Tensor]:
         return [self.state[parameter]["momentum"] for parameter in parameters]
@@ -212,6 +227,12 @@ class Muon(torch.optim.Optimizer):
         """Update the momenta of parameters, and return their Nesterov updates."""
         momenta = self._momenta(parameters)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if self.grad_scale is not None and self.found_inf is not None:
+            has_failed, local = self.found_inf > 0, [*map(_local, gradients)]
+            torch._foreach_div_(local, self.grad_scale)
+            for gradient, momentum in zip(local, map(_local, momenta), strict=True):
+                # So that the momentum of a failed step stays.
+                torch.where(has_failed, momentum, gradient, out=gradient)
         torch._foreach_lerp_(momenta, gradients, 1.0 - _MOMENTUM)
         return torch._foreach_lerp(gradients, momenta, _MOMENTUM)
 
@@ -241,6 +262,12 @@ def _gather_whole(tensor: Tensor) -> Tensor:
     """Return the whole tensor; a sharded tensor is gathered."""
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return the shard of this process; a tensor that is not sharded is returned unchanged."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
 
 
 def _distribute_like(parameter: Tensor, values: Tensor) -> Tensor:
@@ -301,7 +328,7 @@ def gradient_scale(
 def updates_on_device(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
     """Return whether an optimizer divides gradients and skips updates by tensors of a device other than the CPU.
 
-    PyTorch's fused optimizers do, such as Adam and AdamW; Muon does not.
+    PyTorch's fused optimizers do, such as Adam and AdamW, and Muon with a fused AdamW.
     """
     return device.type == "cuda" and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
@@ -309,7 +336,7 @@ def updates_on_device(optimizer: torch.optim.Optimizer, device: torch.device) ->
 def update_on_device(
     optimizer: torch.optim.Optimizer, *, divisor: Float[Tensor, ""], has_failed: Bool[Tensor, ""]
 ) -> None:
-    """Update parameters by a fused optimizer, which divides the gradients and skips the update of a failed step.
+    """Update parameters by an optimizer that divides the gradients itself and skips the update of a failed step.
 
     Args:
         optimizer: an optimizer that `updates_on_device` accepts.

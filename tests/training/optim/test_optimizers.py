@@ -13,7 +13,7 @@ from torch.optim import _muon as torch_muon
 from clearhead.base.errors import InputError
 from clearhead.fast.training import muon as fast_muon
 from clearhead.training.optim import optimizers
-from clearhead.training.optim.optimizers import build_optimizer, matrix_parameters, orthogonalize
+from clearhead.training.optim.optimizers import build_optimizer, matrix_parameters, orthogonalize, update_on_device
 from clearhead.training.random_state import deterministic_algorithms
 
 KINDS = ("adam", "adamw", "muon")
@@ -254,6 +254,25 @@ def test_muons_updates_have_the_size_of_adamws(shape: tuple[int, int]) -> None:
     optimizer.step()
     size = (layer.weight.detach() - before).square().mean().sqrt().item()
     assert 0.14 < size < 0.25
+
+
+def test_muon_scales_gradients_and_skips_failed_steps_on_the_device_to_the_bit() -> None:
+    """A division by a power of two is exact, so that it equals the product before the step."""
+    sizes = [(6, 10), (6, 10), (10, 6), (6, 6)]
+    torch.manual_seed(0)
+    modules = [nn.Sequential(*(nn.Linear(*size) for size in sizes))]
+    modules.append(copy.deepcopy(modules[0]))
+    early, late = (build_optimizer(m, kind="muon", learning_rate=0.1, weight_decay=0.1) for m in modules)
+    for step in range(6):
+        has_failed = step in (0, 3)
+        for weight, other in zip(*(module.parameters() for module in modules), strict=True):
+            other.grad = torch.randn_like(weight) * (torch.nan if has_failed else 1.0)
+            weight.grad = other.grad / 4.0
+        update_on_device(late, divisor=torch.tensor(4.0), has_failed=torch.tensor(has_failed))
+        if not has_failed:
+            early.step()
+        for weight, other in zip(*(module.parameters() for module in modules), strict=True):
+            assert torch.equal(weight, other), step
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,7 +4,8 @@
 
 FOLDER/trainings.json is a list of trainings, each an object with name, size, file, changes and resume. `is_watched`
 captures activations during validation, `is_blind` treats separate folders as a shared one, and `reads_late` reads the
-losses one step late, as on CUDA. All processes are forked from one that has imported the library, so that it is
+losses one step late, as on CUDA. `is_compiled` compiles without Inductor, and counts graphs in place of the
+communication. All processes are forked from one that has imported the library, so that it is
 imported once. Each writes its result to FOLDER/NAME.RANK.json.
 """
 
@@ -28,9 +29,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from clearhead.fast.training import compiled
 from clearhead.training import assemble, step
 from clearhead.training.parallel import agreement, meeting
 from clearhead.training.runfile.read import load_run_file
+from tests.laws.compiled_training_job import use_backend
 from tests.training.parallel.groups import watch_validations
 from tests.training.quick import leave_out
 from tests.training.small import Recorder
@@ -65,10 +68,14 @@ def train(training: dict[str, Any], rank: int) -> dict[str, Any]:
     leave_out(pytest.MonkeyPatch())
     os.chdir(training.get("folders", [training["folder"]] * 8)[rank])
     changes = [*training.get("changes", []), *training.get("changes_by_rank", {}).get(str(rank), [])]
-    shown = Recorder()
-    with Communication() as communication, pytest.MonkeyPatch.context() as watching:
+    shown, communication, before = Recorder(), Communication(), compiled.count_graphs()
+    # PyTorch compiles nothing inside a dispatch mode.
+    mode = contextlib.nullcontext() if training.get("is_compiled") else communication
+    with mode, pytest.MonkeyPatch.context() as watching:
         if training.get("is_blind"):
             watching.setattr(assemble, "refuse_sharing", lambda blind, run: None)
+        if training.get("is_compiled"):
+            use_backend(watching, "aot_eager")
         if training.get("reads_late"):
             watching.setattr(step, "updates_on_device", lambda *_: True)
         seen = watch_validations(watching) if training.get("is_watched") else {}
@@ -83,6 +90,7 @@ def train(training: dict[str, Any], rank: int) -> dict[str, Any]:
         "validations": [[report.step, report.loss, report.score] for report in shown.validations],
         "messages": shown.messages,
         "communication": dict(communication.counts),
+        "graphs": compiled.count_graphs() - before,
     }
 
 

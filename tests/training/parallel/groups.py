@@ -179,8 +179,8 @@ class Groups:
 
     folder: Path
 
-    def run(self, trainings: list[dict[str, Any]]) -> None:
-        """Run the trainings one after the other, in one job."""
+    def run(self, trainings: list[dict[str, Any]], environment: dict[str, str] | None = None) -> None:
+        """Run the trainings one after the other, in one job; without `environment`, there is no compiler."""
         (self.folder / "trainings.json").write_text(
             json.dumps([{"folder": str(self.folder), **training} for training in trainings])
         )
@@ -188,7 +188,7 @@ class Groups:
         # A time limit must end all children too, not only the command.
         job = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
-            env=os.environ | {"CXX": "no-compiler"},
+            env=os.environ | (environment or {"CXX": "no-compiler"}),
         )  # fmt: skip
         try:
             _, errors = job.communicate(timeout=1200)

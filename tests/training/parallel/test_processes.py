@@ -45,6 +45,7 @@ GROUPS = [
     ("generate", "fsdp", 2), ("translate", "fsdp", 2), ("lora", "fsdp", 2), ("own", "ddp", 2), ("own", "fsdp", 2),
 ]  # fmt: skip
 RESUMED = [("ddp", 4), ("fsdp", 2)]
+LATE = [("translate", "ddp"), ("translate", "fsdp"), ("generate", "fsdp")]  # the last one by Muon
 OWN_DISKS = ["translate", "lora"]
 DROPOUT = ["model.dropout=0.2", "train.ema=0.9"]
 WATCHED = ["train.steps=12", "train.validate_every=12"]  # after which sentences are translated to several words
@@ -146,8 +147,10 @@ def groups(alone: tuple[Path, dict[str, Recorder]]) -> Groups:
         ),
         training("turned", "generate", 2, "train.run=parts-ddp", folders=boxes[::-1], resume=True),
         training("other-data", "generate", 2, folders=[str(folder), str(folder / "elsewhere")]),
-        training("late-ddp", "translate", 2, "train.parallel=ddp", "train.ema=0.9", reads_late=True),
-        training("late-fsdp", "translate", 2, "train.parallel=fsdp", "train.ema=0.9", reads_late=True),
+        *(
+            training(f"late-{family}-{engine}", family, 2, f"train.parallel={engine}", "train.ema=0.9", reads_late=True)
+            for family, engine in LATE
+        ),
         training("small", "generate", 4, "train.batch_tokens=39"),
         training("lonely", "generate", 2, absent=[1], arrival=1.0),
         training("watched", "translate", 2, *WATCHED, "train.parallel=fsdp", is_watched=True),
@@ -224,11 +227,11 @@ def test_gradients_are_added_up_once_for_each_update(groups: Groups, family: str
         assert counts["_reduce_scatter_base_.default"] == passes * (3 if family == "generate" else 2), counts
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("family", "engine"), LATE)
 def test_losses_that_are_read_late_are_those_of_one_process(
-    alone: tuple[Path, dict[str, Recorder]], groups: Groups, engine: str
+    alone: tuple[Path, dict[str, Recorder]], groups: Groups, family: str, engine: str
 ) -> None:
-    expected, result = alone[1]["translate"], groups.result(f"late-{engine}")
+    expected, result = alone[1][family], groups.result(f"late-{family}-{engine}")
     assert result["losses"] == pytest.approx([step.loss for step in expected.steps], rel=2e-5)
     assert result["tokens"] == [step.tokens for step in expected.steps]
 

@@ -17,9 +17,9 @@ from clearhead.apps.serve.api import served as served_module
 from clearhead.apps.serve.api.engine import BatchEngine, EndEvent, EngineJob, Event, TokenEvent, events
 from clearhead.apps.serve.api.served import Models, ServedModel
 from clearhead.fast.replica import replica
-from clearhead.fast.slots import graph
 from clearhead.generate import continuation, prefill
 from clearhead.interpret.maps.token_texts import token_texts
+from tests.generate.recording import Recording, record_steps
 
 PROMPTS = ["a m", "u", "a m u e a", "e e", "m a"]
 
@@ -92,9 +92,9 @@ def test_a_gpu_serves_from_slots_by_recorded_steps(models: Models, monkeypatch: 
     served, replays = models.get("lm"), []
     expected = [event_values(served.engine, served, number) for number in range(3)]
     monkeypatch.setattr(continuation, "SLOT_DEVICES", ("cpu",))
-    monkeypatch.setattr(graph, "LEAST_STEPS", 2)
-    replay = graph.Recording.replay
-    monkeypatch.setattr(graph.Recording, "replay", lambda recording: replays.append(1) or replay(recording))
+    record_steps(monkeypatch, least=2)
+    replay = Recording.replay
+    monkeypatch.setattr(Recording, "replay", lambda recording: replays.append(1) or replay(recording))
     engine = BatchEngine(replica(served.model.module))
     try:
         assert [event_values(engine, served, number) for number in range(3)] == expected
