@@ -140,9 +140,9 @@ class Loop(NamedTuple):
 
 
 FLOORS = {
-    "avx2": {"vfmadd": (12, 26), "vpmaddwd": (12, 37)},
+    "avx2": {"vfmadd": (12, 26), "vpmaddwd": (12, 37), "vpmaddubsw": (12, 51)},
     "avx_vnni": {"vfmadd": (12, 26), "vpdpbusd": (12, 27)},
-    "avx512": {"vfmadd": (16, 36), "vpmaddwd": (16, 50)},
+    "avx512": {"vfmadd": (16, 36), "vpmaddwd": (16, 50), "vpmaddubsw": (16, 66)},
     "avx512_vnni": {"vfmadd": (16, 36), "vpdpbusd": (16, 34)},
     "avx512_bf16": {"vfmadd": (16, 36), "vpdpbusd": (16, 34), "vdpbf16ps": (16, 34)},
 }

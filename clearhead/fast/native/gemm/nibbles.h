@@ -298,7 +298,7 @@ __attribute__((noinline)) void multiply_nibble_rows(
   for (int64_t group = 0; group < groups; ++group, scales += PANEL) {
     Words all[sizeof...(I)][2];
     ((all[I][0] = all[I][1] = NIBBLE_OP(set1_epi32)(starts[I * (K / GROUP) + group])), ...);
-#pragma GCC unroll 2
+#pragma GCC unroll 1
     for (int64_t k = 0; k < GROUP; k += 4, packed += PANEL) {
       (keep(rows[I]), ...);
       following.fetch(), following.advance();
