@@ -2,6 +2,7 @@
 
     python benchmarks/four_bits.py --model REF --text FILE      # perplexity
     python benchmarks/four_bits.py --speed [--layers 16] [--rounds 7]   # tokens per second of a random model
+    python benchmarks/four_bits.py --products [--rounds 41]   # time of one matrix product, 1 thread
 
 For the perplexity, REF is a run or a checkpoint. Its weights are rounded by the rules of `precision="int8"`,
 `precision="int4"` and Q4_0 of llama.cpp. There the scale of a group of 32 is its number of the largest magnitude / -8,
@@ -10,6 +11,9 @@ fp32. The last line is the model as int4 runs it, with inputs rounded to 8 bits.
 
 For the speed, a decoder has random weights (0.3 billion with 16 layers). It generates at batch sizes 1 and 8, and reads
 a prompt of 512 tokens. The precisions take turns; the highest speed of each counts.
+
+For the products, int8 and int4 multiply rows with a matrix of 8,192 x 3,072 in turns. The ratio is the median of the
+rounds, followed by its quartiles.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import argparse
 import copy
 import json
 import math
+import statistics
 import time
 from collections.abc import Callable
 
@@ -28,10 +33,11 @@ import clearhead as ch
 from clearhead import spec
 from clearhead.core import Transformer, build
 from clearhead.fast.cache import IndexedCache
+from clearhead.fast.linear import int4_linear, int8_linear
 from clearhead.fast.native.load import isa, library
-from clearhead.fast.nibbles import GROUP
+from clearhead.fast.nibbles import GROUP, quantize_groups
 from clearhead.fast.runner import Runner
-from clearhead.fast.stored import INT4, INT8, choose_formats, choose_int4, store
+from clearhead.fast.stored import INT4, INT8, choose_formats, choose_int4, quantize, store
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 
 
@@ -128,11 +134,32 @@ def measure_speed(layers: int, rounds: int) -> dict[str, dict[str, float]]:
     return results
 
 
+def compare_products(rounds: int) -> None:
+    """Print the time of a product in int8, and the ratio of int4, for several numbers of rows."""
+    torch.set_num_threads(1)
+    weight = torch.randn(8192, 3072)
+    works = {"int8": int8_linear(*quantize(weight), None), "int4": int4_linear(*quantize_groups(weight), None)}
+    for rows in (1, 4, 8, 32, 512):
+        x = torch.randn(rows, 3072)
+        seconds: dict[str, list[float]] = {name: [] for name in works}
+        for _ in range(rounds + 1):
+            for name, multiply in works.items():
+                began = time.perf_counter()
+                for _ in range(max(1, 64 // rows)):
+                    multiply(x)
+                seconds[name].append((time.perf_counter() - began) / max(1, 64 // rows))
+        int8, int4 = (several[1:] for several in seconds.values())
+        low, middle, high = statistics.quantiles([a / b for a, b in zip(int4, int8, strict=True)], n=4)
+        milliseconds = statistics.median(int8) * 1000
+        print(f"{rows:4} rows  int8 {milliseconds:7.2f} ms  int4 / int8 {middle:.2f} ({low:.2f} to {high:.2f})")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
     parser.add_argument("--text")
     parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--products", action="store_true")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
@@ -143,6 +170,8 @@ def main() -> None:
         for name, value in results.items():
             print(f"{name:18}  perplexity {value:8.4f}  {value / results['fp32'] - 1:+.2%}")
         print(json.dumps(results))
+    if options.products:
+        compare_products(options.rounds)
     if options.speed:
         speeds = measure_speed(options.layers, options.rounds)
         for work, by_precision in speeds.items():

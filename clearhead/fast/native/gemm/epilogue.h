@@ -18,7 +18,7 @@ struct GemmArgs {
   const typename Traits::W* w;
   const typename Traits::Y* bias;
   const float* row_scales;      // scales of 8-bit x [M]
-  // correction for the zero point, for each 8-bit row of x [M]; for 4-bit weights [M, K / 32]
+  // correction for the zero point, for each 8-bit row of x [M]; for 4-bit weights, initial sums of groups [M, K / 32]
   const int32_t* compensation;
   const float* output_scales;   // scales of 8-bit w [N]
   typename Traits::Y* y;

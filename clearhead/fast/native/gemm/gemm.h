@@ -180,8 +180,9 @@ class GemmInput {
     rounded_ = arena.take<typename Traits::X>(all);
     scales_ = arena.take<float>(M), compensation_ = arena.take<int32_t>(M);
     if (HAS_NARROW) {
-      narrow_ = arena.take<int8_t>(M * most);
-      group_compensation_ = arena.take<int32_t>(M * (most / GROUP));
+      if constexpr (std::is_same_v<typename Traits::X, int8_t>) narrow_ = rounded_;
+      else narrow_ = arena.take<int8_t>(M * most);
+      group_starts_ = arena.take<int32_t>(M * (most / GROUP));
     }
     if (PACKS_ROWS && !is_transposed) packed_ = arena.take<uint32_t>(all * int64_t(sizeof(typename Traits::X)) / 4);
   }
@@ -218,7 +219,7 @@ class GemmInput {
   // Arguments of a product with 4-bit weights; K is a multiple of their group size.
   GemmArgs<Int4> nibble_args(int64_t M, int64_t N, int64_t K, const uint8_t* w, const float* bias,
                              const uint16_t* group_scales, float* y) const {
-    GemmArgs<Int4> made{M, N, K, narrow_, nullptr, M >= LEAST_NIBBLE_PACKED, w, bias, scales_, group_compensation_, nullptr, y};
+    GemmArgs<Int4> made{M, N, K, narrow_, nullptr, M >= LEAST_NIBBLE_PACKED, w, bias, scales_, group_starts_, nullptr, y};
     made.group_scales = group_scales;
     return made;
   }
@@ -242,7 +243,8 @@ class GemmInput {
     if constexpr (std::is_same_v<Traits, Int8>) {
       scales_[m] = quantize(row, K, to);
       compensation_[m] = compensation<Traits>(to, K);
-      if (HAS_NARROW && K % GROUP == 0) narrow_row(to, K, narrow_ + m * K, group_compensation_ + m * (K / GROUP));
+      if constexpr (HAS_NARROW)
+        if (K % GROUP == 0) narrow_row(to, K, narrow_ + m * K, group_starts_ + m * (K / GROUP));
     } else round_row(row, K, to);
   }
 
@@ -265,7 +267,7 @@ class GemmInput {
   float* scales_;
   int32_t* compensation_;
   int8_t* narrow_ = nullptr;
-  int32_t* group_compensation_ = nullptr;
+  int32_t* group_starts_ = nullptr;
 };
 
 }  // namespace

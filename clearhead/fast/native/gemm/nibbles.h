@@ -11,22 +11,13 @@
 
 #include "../team.h"
 #include "epilogue.h"
+#include "following.h"
 
 namespace {
 
 constexpr int64_t GROUP = 32, GROUP_BYTES = GROUP / 2;
 constexpr int32_t NIBBLE_ZERO = 8;  // the nibble of a weight of 0
-constexpr int64_t LEAST_NIBBLE_PACKED = 10;  // with this many rows or more, packing weights into panels pays
-
-// Copy a row to 8 bits, and write the error that the zero point of the weights adds to the sum of each group.
-template <typename Number>
-void narrow_row(const Number* row, int64_t K, int8_t* narrow, int32_t* compensation) {
-  for (int64_t k = 0; k < K; k += GROUP) {
-    int32_t sum = 0;
-    for (int64_t i = k; i < k + GROUP; ++i) narrow[i] = int8_t(row[i]), sum += row[i];
-    compensation[k / GROUP] = NIBBLE_ZERO * sum;
-  }
-}
+constexpr int64_t LEAST_NIBBLE_PACKED = 5;  // with this many rows or more, packing weights into panels pays
 
 }  // namespace
 
@@ -45,31 +36,46 @@ constexpr int64_t VECTOR_GROUPS = 2;
 #endif
 constexpr int64_t VECTOR_BYTES = VECTOR_GROUPS * GROUP_BYTES, VECTOR_WEIGHTS = VECTOR_GROUPS * GROUP;
 constexpr int NIBBLE_OUTPUTS = 4;  // outputs that are summed together
+#if defined(__AVX512VNNI__) || (defined(HAS_AVX2) && defined(__AVXVNNI__))
+constexpr bool HAS_DOT = true;  // an instruction for four products
+#else
+constexpr bool HAS_DOT = false;
+#endif
 constexpr int64_t NIBBLES_AHEAD = 1 << 13;  // prefetch distance, in bytes of weights
 // Rows whose sums are in registers together.
 constexpr int NIBBLE_ROWS = WIDTH == 8 ? 6 : 8;
 static_assert(NIBBLE_OUTPUTS * VECTOR_GROUPS == WIDTH, "a vector has the sums of these outputs and groups");
 
+// Copy a row to 8 bits unless it has them. For each group, write the initial value of its sums, which cancels the zero
+// point of the weights: 32 bits, or 16 bits each for the even and the odd pairs of numbers.
+template <typename Number>
+void narrow_row(const Number* row, int64_t K, int8_t* narrow, int32_t* starts) {
+  if constexpr (sizeof(Number) > 1)
+    for (int64_t k = 0; k < K; ++k) narrow[k] = int8_t(row[k]);
+  for (int64_t k = 0; k < K; k += GROUP) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(narrow + k));
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(NIBBLE_ZERO), x);
+    __m128i sums = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    sums = _mm_add_epi16(sums, _mm_unpackhi_epi64(sums, sums));
+    sums = _mm_sub_epi16(_mm_setzero_si128(), _mm_add_epi16(sums, _mm_srli_epi64(sums, 32)));
+    starts[k / GROUP] = _mm_cvtsi128_si32(HAS_DOT ? _mm_madd_epi16(sums, _mm_set1_epi16(1)) : sums);
+  }
+}
+
 // Unfinished sums of a group: 32 bits, or 16 bits without an instruction for four products. 8 steps of two products of
 // a nibble and 8 bits fit into 16 bits.
 inline Words add_nibbles(Words sums, Words nibbles, Words x) {
-#if defined(__AVX512VNNI__) || (defined(HAS_AVX2) && defined(__AVXVNNI__))
 #ifdef __AVX512VNNI__
   return _mm512_dpbusd_epi32(sums, nibbles, x);
-#else
+#elif defined(HAS_AVX2) && defined(__AVXVNNI__)
   return _mm256_dpbusd_avx_epi32(sums, nibbles, x);
-#endif
 #else
   return NIBBLE_OP(add_epi16)(sums, NIBBLE_OP(maddubs_epi16)(nibbles, x));
 #endif
 }
 
 inline Words whole_sums(Words sums) {
-#if defined(__AVX512VNNI__) || (defined(HAS_AVX2) && defined(__AVXVNNI__))
-  return sums;
-#else
-  return NIBBLE_OP(madd_epi16)(sums, NIBBLE_OP(set1_epi16)(1));
-#endif
+  return HAS_DOT ? sums : NIBBLE_OP(madd_epi16)(sums, NIBBLE_OP(set1_epi16)(1));
 }
 
 inline Words low_nibbles(Words bytes) { return NIBBLE_SIZE(and)(bytes, NIBBLE_OP(set1_epi8)(15)); }
@@ -90,11 +96,7 @@ struct NibbleRow {
 #endif
     const Words zero = NIBBLE_SIZE(setzero)(), eights = NIBBLE_OP(set1_epi8)(NIBBLE_ZERO);
     const Words sums = add_nibbles(add_nibbles(zero, eights, first), eights, last);
-#if defined(__AVX512VNNI__) || (defined(HAS_AVX2) && defined(__AVXVNNI__))
-    start = NIBBLE_OP(sub_epi32)(zero, sums);
-#else
-    start = NIBBLE_OP(sub_epi16)(zero, sums);
-#endif
+    start = HAS_DOT ? NIBBLE_OP(sub_epi32)(zero, sums) : NIBBLE_OP(sub_epi16)(zero, sums);
   }
 };
 
@@ -225,70 +227,81 @@ inline void multiply_nibbles_by_team(const GemmArgs<Int4>& args, int64_t begin) 
   }
 }
 
-// --- many rows: the weights of a panel of outputs, widened to 8 bits in the order in which they are read ---
+// --- several rows: the weights of a panel of outputs are widened to 8 bits once for all rows, a chunk at a time ---
 
-// Transpose words of WIDTH rows of bytes; only the first `count` of a vector exist, the others are zeros.
-template <typename Store>
-inline __attribute__((always_inline)) void transpose_rows(
-    const uint8_t* from, int64_t stride, int64_t count, const Store& store) {
+constexpr int64_t CHUNK = WIDTH * GROUP;  // inputs whose widened weights and scales stay in the first cache
+
+// Call `use(first, stride)` with WIDTH rows of COUNT numbers; only `count` of a row exist, the others are zeros.
+template <int64_t COUNT, typename Number, typename Use>
+inline __attribute__((always_inline)) void with_whole_rows(
+    const Number* from, int64_t stride, int64_t count, const Use& use) {
+  if (count >= COUNT) return use(from, stride);
+  Number some[WIDTH][COUNT] = {};
+  for (int64_t i = 0; i < WIDTH; ++i) std::memcpy(some[i], from + i * stride, count * sizeof(Number));
+  use(&some[0][0], COUNT);
+}
+
+// Widen some groups of WIDTH outputs to words of four weights: word r of a group is at packed[group][r].
+inline void pack_groups_of_outputs(const uint8_t* w, int64_t stride, uint32_t* packed) {
+  constexpr int64_t WORDS = GROUP / 4;
+  Words rows[WIDTH];
+  for (int64_t i = 0; i < WIDTH; ++i) rows[i] = NIBBLE_SIZE(loadu)(reinterpret_cast<const Words*>(w + i * stride));
+  transpose(rows);
+  for (int64_t i = 0; i < WIDTH; ++i) {
+    uint32_t* to = packed + (i / 4 * WORDS + i % 4) * PANEL;
+    NIBBLE_SIZE(storeu)(reinterpret_cast<Words*>(to), low_nibbles(rows[i]));
+    NIBBLE_SIZE(storeu)(reinterpret_cast<Words*>(to + WORDS / 2 * PANEL), high_nibbles(rows[i]));
+  }
+}
+
+// Widen the scales of WIDTH groups of WIDTH outputs: scales of one group are adjacent.
+inline void pack_scales(const uint16_t* from, int64_t stride, float* scales) {
   Words rows[WIDTH];
   for (int64_t i = 0; i < WIDTH; ++i) {
-    rows[i] = NIBBLE_SIZE(setzero)();
-    if (count >= int64_t(sizeof(Words))) std::memcpy(&rows[i], from + i * stride, sizeof(Words));
-    else std::memcpy(&rows[i], from + i * stride, count);
+#ifdef __AVX512F__
+    const auto halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i * stride));
+#else
+    const auto halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * stride));
+#endif
+    rows[i] = (Words)NIBBLE_OP(cvtph_ps)(halves);
   }
   transpose(rows);
-  for (int64_t i = 0; i < WIDTH; ++i) store(i, rows[i]);
+  for (int64_t i = 0; i < WIDTH; ++i) store(scales + i * PANEL, (Vec<float>)rows[i]);
 }
 
-// Words of four weights: word r of a group, for all outputs of the panel, is at packed[group][r].
-inline void pack_nibbles(const uint8_t* w, const uint16_t* group_scales, int64_t K, uint32_t* packed, float* scales) {
-  constexpr int64_t WORDS = GROUP / 4;
-  const int64_t groups = K / GROUP;
+// Pack the weights of a panel for `count` groups, at most WIDTH, and their scales. The scales of the next panel are
+// prefetched.
+inline void pack_nibbles(
+    const uint8_t* w, const uint16_t* group_scales, int64_t K, int64_t count, uint32_t* packed, float* scales) {
+  for (int64_t i = 0; i < PANEL; ++i) __builtin_prefetch(group_scales + (PANEL + i) * (K / GROUP));
   for (int64_t side = 0; side < PANEL; side += WIDTH) {
-    for (int64_t group = 0; group < groups; group += VECTOR_GROUPS) {
-      const uint8_t* from = w + side * K / 2 + group * GROUP_BYTES;
-      const int64_t count = std::min(VECTOR_GROUPS, groups - group);
-      transpose_rows(from, K / 2, count * GROUP_BYTES, [&](int64_t word, Words bytes) {
-        if (word / 4 >= count) return;
-        uint32_t* to = packed + ((group + word / 4) * WORDS + word % 4) * PANEL + side;
-        const Words first = low_nibbles(bytes), last = high_nibbles(bytes);
-        std::memcpy(to, &first, sizeof first);
-        std::memcpy(to + WORDS / 2 * PANEL, &last, sizeof last);
-      });
-    }
-    for (int64_t group = 0; group < groups; group += WIDTH) {
-      const int64_t count = std::min(WIDTH, groups - group);
-      float wide[WIDTH][WIDTH] = {};
-      for (int64_t i = 0; i < WIDTH; ++i) {
-        uint16_t halves[WIDTH] = {};
-        std::memcpy(halves, group_scales + (side + i) * groups + group, count * sizeof(uint16_t));
-#ifdef __AVX512F__
-        _mm512_storeu_ps(wide[i], _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves))));
-#else
-        _mm256_storeu_ps(wide[i], _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves))));
-#endif
-      }
-      transpose_rows(reinterpret_cast<const uint8_t*>(wide), sizeof wide[0], sizeof(Words), [&](int64_t i, Words row) {
-        if (i < count) std::memcpy(scales + (group + i) * PANEL + side, &row, sizeof row);
-      });
-    }
+    for (int64_t group = 0; group < count; group += VECTOR_GROUPS)
+      with_whole_rows<VECTOR_BYTES>(
+          w + side * K / 2 + group * GROUP_BYTES, K / 2, (count - group) * GROUP_BYTES,
+          [&](const uint8_t* from, int64_t stride) {
+            pack_groups_of_outputs(from, stride, packed + group * GROUP / 4 * PANEL + side);
+          });
+    with_whole_rows<WIDTH>(
+        group_scales + side * (K / GROUP), K / GROUP, count,
+        [&](const uint16_t* from, int64_t stride) { pack_scales(from, stride, scales + side); });
   }
 }
 
-// Compute the sums of a row of x for each I, and add them to `sums` group by group.
+// Compute the sums of some groups of a row of x for each I, and add them to `sums` group by group. The weights of the
+// next panel are prefetched meanwhile.
 template <int... I>
 __attribute__((noinline)) void multiply_nibble_rows(
-    std::integer_sequence<int, I...>, const int8_t* x, int64_t K, const int32_t* compensation, const uint32_t* packed,
-    const float* scales, Vec<float> (*sums)[2]) {
-  const int64_t groups = K / GROUP;
+    std::integer_sequence<int, I...>, const int8_t* x, int64_t K, const int32_t* starts, int64_t groups,
+    const uint32_t* packed, const float* scales, Following following, Vec<float> (*sums)[2]) {
   const int8_t* rows[] = {(x + I * K)...};
+  Vec<float> total[sizeof...(I)][2] = {{sums[I][0], sums[I][1]}...};
   for (int64_t group = 0; group < groups; ++group, scales += PANEL) {
     Words all[sizeof...(I)][2];
-    ((all[I][0] = all[I][1] = NIBBLE_SIZE(setzero)()), ...);
-#pragma GCC unroll 1  // the compiler would turn the sums of several steps into trees, which do not fit into registers
+    ((all[I][0] = all[I][1] = NIBBLE_OP(set1_epi32)(starts[I * (K / GROUP) + group])), ...);
+#pragma GCC unroll 1
     for (int64_t k = 0; k < GROUP; k += 4, packed += PANEL) {
       (keep(rows[I]), ...);
+      following.fetch(), following.advance();
       Words left, right;
       std::memcpy(&left, packed, sizeof left);
       std::memcpy(&right, packed + WIDTH, sizeof right);
@@ -298,19 +311,19 @@ __attribute__((noinline)) void multiply_nibble_rows(
         const Words words = NIBBLE_OP(set1_epi32)(word);
         row[0] = add_nibbles(row[0], left, words);
         row[1] = add_nibbles(row[1], right, words);
+        asm("" : "+v"(row[0]), "+v"(row[1]));  // otherwise the sums of several steps are trees, which fill registers
       };
       (add(rows[I], all[I]), ...);
     }
+    const Vec<float> both[] = {load(scales), load(scales + WIDTH)};
     const auto finish = [&](int i) {
-      const Words zero = NIBBLE_OP(set1_epi32)(compensation[i * groups + group]);
-      for (int side = 0; side < 2; ++side) {
-        const Words exact = NIBBLE_OP(sub_epi32)(whole_sums(all[i][side]), zero);
-        sums[i][side] += (Vec<float>)NIBBLE_OP(cvtepi32_ps)(exact) * load(scales + side * WIDTH);
-      }
+      for (int side = 0; side < 2; ++side)
+        total[i][side] += (Vec<float>)NIBBLE_OP(cvtepi32_ps)(whole_sums(all[i][side])) * both[side];
     };
     (finish(I), ...);
     ((rows[I] += GROUP), ...);
   }
+  ((sums[I][0] = total[I][0], sums[I][1] = total[I][1]), ...);
 }
 
 // Compute the sums for `count` rows, at most MOST.
@@ -324,22 +337,27 @@ void multiply_some_nibble_rows(int64_t count, Rest... rest) {
 // Multiply all outputs that fill panels; return their number. No barrier.
 inline int64_t multiply_nibble_panels_by_team(const GemmArgs<Int4>& args, Arena& arena) {
   const Arena::Frame frame(arena);
-  const int64_t K = args.K, groups = K / GROUP;
-  auto* packed = arena.take<uint32_t>(PANEL * K / 4);
-  auto* scales = arena.take<float>(PANEL * groups);
+  const int64_t K = args.K, groups = K / GROUP, passes = (args.M + NIBBLE_ROWS - 1) / NIBBLE_ROWS;
+  auto* packed = arena.take<uint32_t>(PANEL * CHUNK / 4);
+  auto* scales = arena.take<float>(PANEL * WIDTH);
+  auto* sums = reinterpret_cast<Vec<float>(*)[2]>(arena.take<float>(args.M * PANEL));
 #pragma omp for schedule(static) nowait
   for (int64_t panel = 0; panel < args.N / PANEL; ++panel) {
     const int64_t n = panel * PANEL;
-    pack_nibbles(args.w + n * K / 2, args.group_scales + n * groups, K, packed, scales);
-    const Epilogue<Int4> left(args, n), right(args, n + WIDTH);
-    for (int64_t m = 0; m < args.M; m += NIBBLE_ROWS) {
-      const int64_t count = std::min<int64_t>(NIBBLE_ROWS, args.M - m);
-      alignas(64) Vec<float> sums[NIBBLE_ROWS][2] = {};
-      multiply_some_nibble_rows<NIBBLE_ROWS>(
-          count, args.x + m * K, K, args.compensation + m * groups, packed, scales, &sums[0]);
-      for (int64_t i = 0; i < count; ++i) left.write(sums[i][0], m + i);
-      for (int64_t i = 0; i < count; ++i) right.write(sums[i][1], m + i);
+    Following following(args.w + (n + PANEL) * K / 2, PANEL * K / 2, K / 4 * passes);
+    std::fill_n(&sums[0][0], 2 * args.M, Vec<float>{});
+    for (int64_t group = 0; group < groups; group += WIDTH) {
+      const int64_t some = std::min(WIDTH, groups - group);
+      const uint8_t* w = args.w + n * K / 2 + group * GROUP_BYTES;
+      pack_nibbles(w, args.group_scales + n * groups + group, K, some, packed, scales);
+      for (int64_t m = 0; m < args.M; m += NIBBLE_ROWS, following.place += following.stride * some * (GROUP / 4))
+        multiply_some_nibble_rows<NIBBLE_ROWS>(
+            std::min<int64_t>(NIBBLE_ROWS, args.M - m), args.x + m * K + group * GROUP, K,
+            args.compensation + m * groups + group, some, packed, scales, following, sums + m);
     }
+    const Epilogue<Int4> left(args, n), right(args, n + WIDTH);
+    for (int64_t m = 0; m < args.M; ++m) left.write(sums[m][0], m);
+    for (int64_t m = 0; m < args.M; ++m) right.write(sums[m][1], m);
   }
   return args.N / PANEL * PANEL;
 }
