@@ -16,6 +16,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from clearhead.base.errors import InputError
+from clearhead.fast import huge_pages
 from clearhead.fast.native.abi import fits
 from clearhead.fast.native.load import function
 
@@ -44,7 +45,7 @@ def quantize_groups(weight_NK: Float[Tensor, "rows columns"]) -> tuple[Nibbles, 
         InputError: a scale is too large for fp16.
     """
     rows, columns = weight_NK.shape
-    nibbles = torch.empty(rows, columns // 2, dtype=torch.uint8, device=weight_NK.device)
+    nibbles = huge_pages.allocate((rows, columns // 2), torch.uint8, weight_NK.device)
     scales = torch.empty(rows, columns // GROUP, dtype=torch.float16, device=weight_NK.device)
     if weight_NK.is_meta:
         return nibbles, scales

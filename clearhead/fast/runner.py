@@ -24,6 +24,7 @@ from clearhead.base.mapped_files import refuse_altered_weights
 from clearhead.core import Transformer
 from clearhead.core.head import Linear as HeadLinear
 from clearhead.core.stack import Stack
+from clearhead.fast import huge_pages
 from clearhead.fast.linear import LinearFunction, ServedLinear, float_linear, int4_linear, int8_linear, mixed_linear
 from clearhead.fast.native.load import KERNELS, library, uses_kernels
 from clearhead.fast.probe import has_exact_int_mm, has_fast_bf16
@@ -280,7 +281,7 @@ def _product_of(holder: nn.Module, bias: Tensor | None, in_bf16: bool) -> Linear
         return _widening_product(holder, bias)
     weight = holder.weight
     assert isinstance(weight, Tensor)
-    return mixed_linear(weight.detach().bfloat16().contiguous(), bias) if in_bf16 else float_linear(weight, bias)
+    return mixed_linear(huge_pages.convert(weight, torch.bfloat16), bias) if in_bf16 else float_linear(weight, bias)
 
 
 def _widening_product(holder: Stored, bias: Tensor | None) -> LinearFunction:

@@ -25,6 +25,7 @@ from clearhead.core.norm import Norm as AnyNorm
 from clearhead.core.rare.score_bias import BiasedAttention
 from clearhead.core.shapes import Ids, Memory, RealMemory, States
 from clearhead.core.stack import Stack
+from clearhead.fast import huge_pages
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.kernel_arguments import (
     EVERYWHERE,
@@ -313,7 +314,7 @@ class StackPlan:
             if weight.dtype == torch.bfloat16:
                 kind = "mixed"
             elif self._in_bf16:
-                kind, weight = "mixed", weight.bfloat16().contiguous()
+                kind, weight = "mixed", huge_pages.convert(weight, torch.bfloat16)
         else:
             raise NotServed(f"the kernels do not support {type(linear).__name__}")
         is_transposed = kind == "float32" and weight.stride(0) == 1 and weight.stride(1) >= len(weight) > 1

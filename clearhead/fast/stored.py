@@ -26,6 +26,7 @@ from clearhead.core.head import Linear as HeadLinear
 from clearhead.core.rare.mixture_of_experts import ExpertMaps
 from clearhead.core.shapes import Ids
 from clearhead.core.stack import Stack
+from clearhead.fast import huge_pages
 from clearhead.fast.nibbles import GROUP, quantize_groups, widen_groups
 from clearhead.fast.replica import override, plain_type
 
@@ -86,7 +87,7 @@ def quantize(
     weight_NK: Float[Tensor, "rows columns"],
 ) -> tuple[Int8[Tensor, "rows columns"], Float[Tensor, " rows"]]:
     """Return a matrix in 8 bits, and the fp32 scale of each row."""
-    matrix_NK = torch.empty(weight_NK.shape, dtype=torch.int8, device=weight_NK.device)
+    matrix_NK = huge_pages.allocate(weight_NK.shape, torch.int8, weight_NK.device)
     scale_N = torch.empty(len(weight_NK), device=weight_NK.device)
     if weight_NK.is_meta:
         return matrix_NK, scale_N
@@ -115,7 +116,7 @@ def _clamp(matrix: Tensor) -> None:
 
 def _in_16_bits(name: str, dtype: torch.dtype) -> StorageFormat:
     def encode(weight: Tensor) -> tuple[Tensor, ...]:
-        return (weight.detach().to(dtype).contiguous(),)
+        return (huge_pages.convert(weight, dtype),)
 
     def widen(weight: Tensor) -> Tensor:
         # A replica for a check may hold the weight in double precision.
@@ -149,7 +150,7 @@ IN_16_BITS = {torch.bfloat16: BF16, torch.float16: FP16}
 
 def in_16_bits(weight: Tensor) -> Tensor:
     """Return a bf16 or fp16 weight unchanged, and any other weight rounded to bf16."""
-    return weight if weight.dtype in IN_16_BITS else weight.bfloat16()
+    return weight if weight.dtype in IN_16_BITS else huge_pages.convert(weight, torch.bfloat16)
 
 
 def _format_by_name(name: str) -> StorageFormat:
@@ -367,7 +368,7 @@ class WeightPlan:
         if kind is not None:
             return {f"{owner}.{name}": entry for name, entry in zip(kind.names, kind.encode(tensor), strict=True)}
         if tensor.dtype != self.dtype:
-            tensor = torch.empty(tensor.shape, dtype=self.dtype, device=tensor.device).copy_(tensor)
+            tensor = huge_pages.allocate(tensor.shape, self.dtype, tensor.device).copy_(tensor)
         return {address: tensor}
 
     def outline(self, address: str, slot: Tensor) -> dict[str, Tensor]:

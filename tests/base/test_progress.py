@@ -52,7 +52,9 @@ def test_batches_of_predictions_are_counted() -> None:
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"beam_size": 2}])
 def test_tokens_of_a_text_are_counted(options: dict[str, float]) -> None:
     module = tiny("decoder/post/learned")
-    request = GenerateRequest([[3, 5]], GenerateOptions(max_new_tokens=4, **options), eos_id=1, pad_id=0)  # type: ignore[arg-type]
+    # Random weights: without a minimum, the end token could come before the limit.
+    chosen = GenerateOptions(max_new_tokens=4, min_new_tokens=4, **options)  # type: ignore[arg-type]
+    request = GenerateRequest([[3, 5]], chosen, eos_id=1, pad_id=0)
     with use_display(display := RecordingDisplay("tokens")):
         generate_ids(module, request)
     assert display.counts[:3] == [(1, 4), (2, 4), (3, 4)]
