@@ -98,7 +98,9 @@ class Case:
         x = self.x.bfloat16().double() if self.kind in IN_BF16 else self.x.double()
         if self.kind in ("int8", "int4"):
             most = self.x.abs().amax(1, keepdim=True)
-            x = ((self.x * (LARGEST / most)).round() * (most / LARGEST)).double().masked_fill(most == 0.0, 0.0)
+            # Not LARGEST / most: PyTorch computes that as LARGEST * (1 / most), and other ties would be rounded.
+            inverse = torch.full_like(most, LARGEST) / most
+            x = ((self.x * inverse).round() * (most / LARGEST)).double().masked_fill(most == 0.0, 0.0)
         return x @ wide.T + bias.double(), x.abs() @ wide.abs().T + bias.abs().double()
 
     def fault(self, library: ctypes.CDLL) -> str | None:

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from clearhead.fast.native import load
+from clearhead.fast.stored import quantize
 from tests.fuzz import cases, uses
 from tests.fuzz.cases import Findings, fuzz
 from tests.fuzz.folders import KINDS
 from tests.fuzz.kernels import KINDS as KERNEL_KINDS
+from tests.fuzz.kernels import Case as KernelCase
 from tests.fuzz.kernels import compare_kernels, draw_case
 from tests.fuzz.mutations import mutate_bytes, mutate_json
 from tests.fuzz.requests import draw_request, fault_of
@@ -101,3 +104,13 @@ def test_kernels_equal_their_plain_form_and_wrong_ones_are_found() -> None:
         findings = list(itertools.islice(compare_kernels({"here": wrong}, 5, counts), 20))
         assert all(findings) and ("outside" in str(findings[0])) == writes_beyond
     assert str(draw_case(random.Random("5 kernels 3"))) == str(draw_case(random.Random("5 kernels 3")))
+
+
+def test_the_plain_form_rounds_ties_like_the_kernels() -> None:
+    library = load.library()
+    if library is None:
+        pytest.skip("there are no compiled kernels")
+    most_M1 = torch.rand(500, 1) + 0.5
+    x = torch.cat([most_M1, most_M1 * (torch.arange(64) + 0.5) / 127], 1)
+    weight, bias = torch.randn(20, x.shape[1]), torch.zeros(20)
+    assert KernelCase("int8", x, (*quantize(weight), bias), threads=1).fault(library) is None
