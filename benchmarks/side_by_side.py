@@ -43,6 +43,8 @@ class Work:
 
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 """Processor flags that decide the speed of matrix products."""
+REST = 2.2
+"""Seconds before each turn: clearhead looks once a second whether other programs use the processors."""
 PEERS = ("torch", "transformers", "sentence-transformers", "ctranslate2", "llama_cpp_python")
 
 
@@ -176,9 +178,10 @@ class Side:
 
 
 def alternate(sides: Sequence[Side], rounds: int) -> None:
-    """Let every side work once per round; every second round has the reverse order."""
+    """Let every side work once per round, on a machine at rest; every second round has the reverse order."""
     for number in range(rounds):
         for side in sides if number % 2 == 0 else reversed(sides):
+            time.sleep(REST)
             side.run()
 
 
