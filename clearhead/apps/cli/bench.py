@@ -36,9 +36,9 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     a buffer of 512 MB and on matrices of 2,048 x 2,048 numbers. Each figure is the median of five runs, or of fewer if
     all would take more than half a minute. Contexts that would take seconds are left out and named. Without
     --precision, every precision in which this machine multiplies fast is measured; those left out have a line with the
-    reason. Option --batch-size sets the larger
-    batch, by default 16 rows. The columns p50 and p95 are the median and the 95th percentile of the time for one token.
-    With --json, the last line is {"device", "limits", "peak_memory", "speeds", "advice"}.
+    reason. Option --batch-size sets the larger batch, by default 16 rows. The columns p50 and p95 are the median and
+    the 95th percentile of the time for one token. With --json, the last line is
+    {"device", "limits", "peak_memory", "speeds", "advice"}.
     """
     ref = locate_model(ref)
     import torch
